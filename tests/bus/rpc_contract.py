@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from muster.bus import api, spans
-from muster.bus.rpc import answer_memory, client, origin, request_audit, requests, server
+from muster.bus.rpc import admission, answer_memory, client, origin, request_audit, requests, server
 from muster.core import errors, leaky_buckets, messages, subjects
 from muster.core.telemetry import otlp
 from muster.testing.eventually import eventually
@@ -329,6 +329,32 @@ class RpcContract:
             lamp.go_on.set()
             await asyncio.gather(*waiting)
             assert len(await ask(ann, "read.state")) == 4
+
+    async def test_a_flood_is_refused_without_a_task_and_delays_no_other_client(self, connect):
+        service, ann, bob = [await connect(name) for name in ("service", "ann", "bob")]
+        lamp, decoded = LampState(), []
+        taken: list[str] = []
+
+        def decode(data: bytes) -> bytes:
+            decoded.append(data)
+            raise errors.InvalidInput("not a request")
+
+        operations = [*lamp.operations(), server.RpcOperation("read.odd", lamp.switch, decode=decode)]
+        async with server.RpcServer(
+            service, PART, operations, admission=admission.Admission(0.01), on_outcome=taken.append
+        ) as serving:
+            replies = await ann.subscribe("_R.@manage.ann.>")
+            for number in range(500):
+                odd = subjects.from_identity(PART, "ann", "read.odd")
+                await ann.publish(odd, b"{", reply=f"_R.@manage.ann.{number}.1")
+            await eventually(lambda: len(taken) == 500)
+            assert len(decoded) <= 100, "the others are refused before they are decoded"
+            assert serving.refused["rate"] == 500 - len(decoded)
+            assert await ask(bob, "read.state") == [], "another client is served"
+            answers = [await replies.next(timeout_s=5) for _ in range(len(decoded) + 1)]
+            overloaded = [answer for answer in answers if b"overloaded" in answer.data]
+            assert len(overloaded) == 1, "refusals of an identity are answered once a second"
+            assert b'"retry_after_s":1.0' in overloaded[0].data
 
     async def test_a_repetition_of_a_pending_request_is_not_refused_as_overload(self, connect):
         service, ann = await connect("service"), await connect("ann")

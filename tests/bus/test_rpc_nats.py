@@ -2,8 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+
+import pytest
+
+from muster.bus.rpc import admission, server
+from muster.core import errors
 from tests.bus import rpc_contract
 
 
 class TestRpcOnNats(rpc_contract.RpcContract):
-    pass
+    async def test_an_identity_pays_for_the_time_that_its_requests_take(self, connect):
+        """In the simulation, requests take no time."""
+        service, ann, bob = [await connect(name) for name in ("service", "ann", "bob")]
+
+        async def reckon(call: server.RpcCall) -> str:
+            await asyncio.sleep(0)
+            until = time.monotonic() + 0.1
+            while time.monotonic() < until:
+                pass
+            return call.identity
+
+        operations = [server.RpcOperation("read.reckon", reckon)]
+        async with server.RpcServer(
+            service, rpc_contract.PART, operations, admission=admission.Admission(0.05)
+        ):
+            assert await rpc_contract.ask(ann, "read.reckon") == "ann"
+            with pytest.raises(errors.Overloaded, match="too much of the service"):
+                await rpc_contract.ask(ann, "read.reckon")
+            assert await rpc_contract.ask(bob, "read.reckon") == "bob"

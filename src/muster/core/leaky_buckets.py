@@ -35,8 +35,8 @@ class LeakyBuckets(Generic[K]):
         # Rounding must not leave a client waiting for the last fraction of a second.
         return over * self._budget.forget_s if over > 1e-6 else 0.0
 
-    def add(self, key: K, now_s: float) -> None:
-        level = min(self._level(key, now_s) + 1.0, 2.0 * self._budget.at_once)
+    def add(self, key: K, now_s: float, amount: float = 1.0) -> None:
+        level = min(self._level(key, now_s) + amount, 2.0 * self._budget.at_once)
         self._levels.pop(key, None)
         self._levels[key] = (level, now_s)
         while len(self._levels) > KEYS_MAX:

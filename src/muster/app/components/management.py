@@ -279,6 +279,7 @@ def _worker_config(
         log_bytes_max=log_files.file_bytes(base_settings, 2 * len(_names(manage_settings))),
         log_age_s=base_settings.retention.logs.max_age_s,
         replicas=base_settings.bus.replicas,
+        share_per_identity=base_settings.bus.share_per_identity,
         log_level=base_settings.log.level,
         health=msgspec.structs.replace(base_settings.health, port=0),
         pages=str(context.folder.pages),

@@ -24,6 +24,7 @@ from muster.bus import api, leases
 from muster.bus.brokers import config
 from muster.bus.client import client
 from muster.bus.http import health as http_health
+from muster.bus.rpc import admission
 from muster.core import errors, health
 from muster.core.net import tls as tls_
 from muster.core.settings import domain, loader
@@ -66,6 +67,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     manager_ttl_s: float = 6.0
     lease_ttl_s: float = leases.TTL_S
     replicas: int = 1
+    share_per_identity: float = admission.SHARE
     host: str = "127.0.0.1"
     direct_port: int | None = None  # of a manager that accepts direct connections
     cert: str = ""
@@ -119,6 +121,7 @@ async def run(task: WorkerConfig, stop: asyncio.Event, ready: Callable[[], None]
                     manager_ttl_s=task.manager_ttl_s,
                     authorize=RequestAuthorizer(pathlib.Path(task.keys)),
                     replicas=task.replicas,
+                    share_per_identity=task.share_per_identity,
                     open_key=lambda: keyring.Keyring.open(pathlib.Path(task.keys)).key_of_secrets(),
                 )
             case "manager":

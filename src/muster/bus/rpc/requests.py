@@ -5,9 +5,12 @@ and counted by their reason:
 
 - ``reply``: the reply subject is missing, or is not in the sender's own reply space
   (`muster.core.subjects`): the service would publish there with its own permissions;
+- ``subject``: it does not match the subscribed pattern: a consumer delivered it;
 - ``republished``: a stream sent it (a direct get with a chosen reply subject): its subject does not prove the
-  sender;
-- ``subject``: it does not match the subscribed pattern: a consumer delivered it.
+  sender.
+
+Before the last check, which reads headers, the service decides whether it admits the message (``admit``, see
+`muster.bus.rpc.admission`).
 
 It costs a few dictionary look-ups for each message, so that it is suitable for data paths.
 """
@@ -16,7 +19,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from muster.bus import api
 from muster.core import subjects
@@ -54,22 +57,34 @@ class RpcCaller:
 
 
 def accept(
-    message: api.Message, pattern: str, refused: Counter[str], *, needs_reply: bool = True
+    message: api.Message,
+    pattern: str,
+    refused: Counter[str],
+    *,
+    needs_reply: bool = True,
+    admit: Callable[[str, api.Message], bool] | None = None,
 ) -> RpcCaller | None:
     """The request on a subscription to ``pattern`` (``muster.<part>.from.*.…``); None if it is not one, which
-    is counted in ``refused``.  Without ``needs_reply`` the sender need not name a reply subject."""
+    is counted in ``refused``, or not admitted.  Without ``needs_reply`` the sender need not name a reply
+    subject."""
     parsed = _parse(pattern, message.subject)
     if parsed is None:
         reason = "subject"
     elif needs_reply if message.reply is None else not message.reply.startswith(parsed[2]):
         reason = "reply"
+    elif admit is not None and not admit(parsed[0], message):
+        return None
     elif message.header(_STORED_IN) is not None or message.header(_STORED_AS) is not None:
         reason = "republished"
     else:
         return RpcCaller(parsed[0], parsed[1], message)
-    refused[reason] += 1
-    _refusals[pattern.split(".", 2)[1], reason] += 1
+    count_refusal(pattern.split(".", 2)[1], reason, refused)
     return None
+
+
+def count_refusal(part: str, reason: str, refused: Counter[str]) -> None:
+    refused[reason] += 1
+    _refusals[part, reason] += 1
 
 
 def refusals() -> Mapping[tuple[str, ...], int]:

@@ -21,15 +21,17 @@ import contextlib
 import functools
 import hashlib
 import inspect
+import types
 import typing
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 import msgspec
 
 from muster.bus import api, spans
+from muster.bus.rpc import admission as admission_
 from muster.bus.rpc import answer_memory, error_replies, origin, request_audit, requests
 from muster.core import errors, messages, subjects
 from muster.core.telemetry import log, trace
@@ -43,6 +45,17 @@ PAGE_ROWS = 200
 PAGE_BYTES = 512 << 10  # of one page: half of the maximum message size
 
 READ = "read"
+
+OVERLOADED = {
+    admission_.RefusalReason.RATE: errors.Overloaded(
+        "the requests of this identity use too much of the service",
+        retry_after_s=admission_.RETRY_S,
+        hint="send fewer or cheaper ones, or raise bus.share_per_identity",
+    ),
+    admission_.RefusalReason.PENDING: errors.Overloaded(
+        "too many requests are under way", retry_after_s=admission_.RETRY_S
+    ),
+}
 
 
 class RpcCall:
@@ -80,7 +93,8 @@ class RpcOperation:
     audit log and ``target`` determines its target from the arguments. ``arguments`` is the declared type, if
     the parameters of the handler do not declare it (`arguments_of`). With ``decode`` the handler is called
     with its result, in place of keyword arguments. ``once``: False if a repetition has no effect, so that
-    replies need not be stored.
+    replies need not be stored. ``is_charged``: False for operations that only services may call, or that have
+    a flow control of their own: they cost their identity nothing but their receipt (`admission`).
     """
 
     name: str
@@ -92,6 +106,7 @@ class RpcOperation:
     decode: Callable[[bytes], Any] | None = None
     arguments: type[msgspec.Struct] | None = None
     once: bool = True
+    is_charged: bool = True
 
     @classmethod
     def plain(cls, name: str, function: Handler, **options: Any) -> RpcOperation:
@@ -167,10 +182,11 @@ class RpcServer:
     """``async with Server(bus, part, operations, …):`` serves them until it is left.
 
     ``at_once``: the number of requests that are executed concurrently; further ones wait, up to
-    ``pending_max``, and beyond that are rejected as overloaded. One identity may have half of them pending,
-    so it cannot lock out all others. While ``serving`` returns False requests are ignored, and callers retry;
-    one that was accepted before, and then was not done because the service is unavailable, gets no reply.
-    ``on_outcome`` is called with the outcome of each request, as `outcomes` counts them.
+    ``pending_max``, and beyond that are refused as overload. One identity may have half of them pending, and
+    has its budget of ``admission``, so it cannot lock out all others. While ``serving`` returns False
+    requests are ignored, and callers retry; one that was accepted before, and then was not done because the
+    service is unavailable, gets no reply. ``on_outcome`` is called with the outcome of each request, as
+    `outcomes` counts them.
     """
 
     def __init__(
@@ -185,10 +201,12 @@ class RpcServer:
         group: str | None = None,
         at_once: int | None = None,
         pending_max: int = PENDING_MAX,
+        admission: admission_.Admission | None = None,
         serving: Callable[[], bool] = lambda: True,
         on_outcome: Callable[[str], None] = lambda outcome: None,
     ) -> None:
-        self.refused: Counter[str] = Counter()  # messages that were no (new) requests, by reason
+        # messages that were no (new) requests, or that were not admitted, by reason
+        self.refused: Counter[str] = Counter()
         self.outcomes: Counter[str] = Counter()  # of requests, by error code, or "done"
         self._bus = bus
         self._part = part
@@ -198,12 +216,12 @@ class RpcServer:
         self._codec: RpcCodec = codec or JsonCodec()
         self._group = group
         self._gate = asyncio.Semaphore(at_once) if at_once else contextlib.nullcontext()
-        self._pending_max = pending_max
+        self._admission = admission or admission_.Admission()
+        self._pending = admission_.PendingRequests(pending_max)
         self._serving = serving
         self._on_outcome = on_outcome
         self._subscriptions: list[api.Subscription] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._pending: Counter[str] = Counter()  # requests by identity
         self._finishing: set[asyncio.Task[Any]] = set()  # done, and on their way to record and reply
         self._records: set[asyncio.Task[None]] = set()
         self._supervisor = tasks.TaskSupervisor(f"requests to {part}")
@@ -243,16 +261,33 @@ class RpcServer:
     def _receive(self, pattern: str, operation: RpcOperation | None, message: api.Message) -> None:
         if not self._serving():
             return
-        caller = requests.accept(message, pattern, self.refused)
+        caller = requests.accept(message, pattern, self.refused, admit=self.admit)
         if caller is not None:
             self.submit(caller, operation or self._operations.get(caller.operation))
+
+    def admit(self, identity: str, message: api.Message, *, is_charged: bool = True) -> bool:
+        """For `requests.accept`: whether the identity may have another message handled now.
+
+        Not ``is_charged``: of traffic with a flow control of its own; it is refused only for other costs.
+        """
+        now_s = asyncio.get_running_loop().time()
+        size = len(message.data)
+        if (
+            self._admission.receive(identity, size, now_s)
+            if is_charged
+            else not self._admission.is_over(identity, now_s)
+        ):
+            return True
+        self._refuse_overload(identity, message, admission_.RefusalReason.RATE)
+        return False
 
     def submit(
         self, caller: requests.RpcCaller, operation: RpcOperation | None, *, admitted: bool = False
     ) -> None:
         """Execute a request that was accepted by other code: a service with a fast path subscribes itself,
-        and submits requests that take longer. It need not start the server; None: there is no such
-        operation. ``admitted``: the request has begun, so it is never refused as overload."""
+        passes `admit` to `requests.accept`, and submits requests that take longer. It need not start the
+        server; None: there is no such operation. ``admitted``: the request has begun, so it is never refused
+        as overload."""
         message = caller.message
         if operation is None:
             kind, _, name = caller.operation.partition(".")
@@ -260,42 +295,52 @@ class RpcServer:
                 known.name.partition(".")[2] for known in self._operations.values() if known.kind == kind
             )
             unknown = errors.NotFound(f"no operation {name[:40]!r} to {kind}", hint=f"there are: {names}")
-            self._spawn(self._refuse(message, unknown))
-        elif not admitted and (
-            len(self._tasks) >= self._pending_max
-            or self._pending[caller.identity] >= (self._pending_max + 1) // 2
-        ):
+            self.charge(caller.identity, admission_.MALFORMED)
+            self._refuse_now(message, unknown)
+        elif not admitted and not self._pending.has_room(caller.identity):
             # A repetition is not refused: the request may still be executed, and it is answered then.
             if self._answers.get(caller.identity, caller.request_id) is not None:
                 self.refused["repeated"] += 1
             else:
-                busy = errors.Overloaded("too many requests are under way", retry_after_s=1.0)
-                self._spawn(self._refuse(message, busy))
+                self._refuse_overload(caller.identity, message, admission_.RefusalReason.PENDING)
         else:
-            self._pending[caller.identity] += 1
-            self._spawn(self._serve(caller, operation), caller)
+            work = self._serve(caller, operation)
+            if operation.is_charged:
+                self.charge(caller.identity, admission_.REQUEST)
+                work = _metered(work, functools.partial(self.charge, caller.identity))
+            self._pending.begin(caller.identity)
+            task = self._supervisor.spawn("request", work)
+            self._tasks.add(task)
+            task.add_done_callback(functools.partial(self._ended, caller.identity))
 
-    def _spawn(self, work: Any, caller: requests.RpcCaller | None = None) -> None:
-        """``caller``: of a request that is counted as pending."""
-        task = self._supervisor.spawn("request", work)
-        self._tasks.add(task)
-        task.add_done_callback(functools.partial(self._ended, caller))
-
-    def _ended(self, caller: requests.RpcCaller | None, task: asyncio.Task[None]) -> None:
+    def _ended(self, identity: str, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._finishing.discard(task)
-        if caller is not None:
-            self._pending[caller.identity] -= 1
-            if not self._pending[caller.identity]:
-                del self._pending[caller.identity]
+        self._pending.end(identity)
+
+    # Refusing, without a task.
+
+    def charge(self, identity: str, cost: float) -> None:
+        self._admission.charge(identity, cost, asyncio.get_running_loop().time())
+
+    def _refuse_overload(self, identity: str, message: api.Message, reason: admission_.RefusalReason) -> None:
+        requests.count_refusal(self._part, reason, self.refused)
+        if self._admission.may_answer(identity, asyncio.get_running_loop().time()):
+            self._refuse_now(message, OVERLOADED[reason])
+        else:
+            self._count(errors.Overloaded.code)
+
+    def _refuse_now(self, message: api.Message, error: errors.MusterError) -> None:
+        self._count(error.code)
+        data = self._codec.error(error)
+        if not message.respond_now(data):  # the connection waits for the broker: few replies are left to send
+            task = self._supervisor.spawn("refusal", self._respond(message, data))
+            self._records.add(task)
+            task.add_done_callback(self._records.discard)
 
     def _count(self, outcome: str) -> None:
         self.outcomes[outcome] += 1
         self._on_outcome(outcome)
-
-    async def _refuse(self, message: api.Message, error: errors.MusterError) -> None:
-        self._count(error.code)
-        await self._respond(message, self._codec.error(error))
 
     @property
     def pending(self) -> int:
@@ -320,7 +365,7 @@ class RpcServer:
         known = self._answers.get(caller.identity, id)
         if known is not None and known.digest != digest:
             reused = errors.Conflict(f"the request id {id!r} was used for another request")
-            await self._refuse(caller.message, reused)
+            self._refuse_now(caller.message, reused)
             return
         if known is None:
             known = self._answers.expect(caller.identity, id, digest)
@@ -362,6 +407,8 @@ class RpcServer:
                     answer = self._codec.result(await self._run(operation, call, request))
         except errors.MusterError as error:
             failure = error
+            if isinstance(error, errors.InvalidInput):
+                self.charge(caller.identity, admission_.MALFORMED)
         except asyncio.CancelledError:
             call.outcome = messages.DecisionOutcome.IN_DOUBT
             self._record_later(call, operation, arguments, "the service stopped during the operation")
@@ -436,6 +483,31 @@ class RpcServer:
             outcome=call.outcome,
             **call.details,
         )
+
+
+async def _metered(work: Coroutine[Any, Any, None], charge: Callable[[float], None]) -> None:
+    """Run ``work``, and charge the milliseconds of each of its steps."""
+    await _steps(work, charge, asyncio.get_running_loop().time)
+
+
+@types.coroutine
+def _steps(
+    work: Coroutine[Any, Any, None], charge: Callable[[float], None], now_s: Callable[[], float]
+) -> Generator[Any, Any, None]:
+    error: BaseException | None = None
+    while True:
+        began_s = now_s()
+        try:
+            waits_for = work.send(None) if error is None else work.throw(error)
+        except StopIteration:
+            return
+        finally:
+            charge(1000 * (now_s() - began_s))
+        try:
+            error = None
+            yield waits_for
+        except BaseException as thrown:  # noqa: BLE001  (it is thrown into the work)
+            error = thrown
 
 
 def _patterns(operations: Mapping[str, RpcOperation]) -> list[tuple[str, RpcOperation | None]]:

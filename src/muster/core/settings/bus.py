@@ -184,6 +184,17 @@ class BusSettings(sections.SettingsSection, frozen=True, kw_only=True):
     storage_memory_bytes: Annotated[
         int, doc("Memory of each broker for streams that are stored in memory only (not durable).", ge=0)
     ] = 256 * _MIB
+    share_per_identity: Annotated[
+        float,
+        doc(
+            "Share of the time of a service's process that the requests of one identity may use, over a "
+            "second. Further requests are refused before they are decoded, so that one identity cannot delay "
+            "the others. 0.5 is about 20,000 small reads of contexts per second. Raise it for a single "
+            "program that needs more; lower it if many identities are not trusted. Above 1: no limit.",
+            ge=0.01,
+            le=100,
+        ),
+    ] = 0.5
     lease_ttl_s: Annotated[
         float,
         doc(

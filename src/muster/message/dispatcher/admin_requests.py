@@ -5,6 +5,7 @@ The other requests to the dispatcher are message traffic; its log records them.
 
 from __future__ import annotations
 
+import functools
 from typing import Final
 
 from muster.bus.rpc import request_audit, requests, server
@@ -41,6 +42,8 @@ class AdminRequests:
         }
         audit = request_audit.RequestAudit(shared.bus, protocol.PART, epoch=lambda: shared.epoch)
         self.server = server.RpcServer(shared.bus, protocol.PART, (), audit=audit, codec=_Codec(shared))
+        # Message traffic has its own flow control; only malformed requests are charged.
+        self.admit: Final = functools.partial(self.server.admit, is_charged=False)
 
     def submit(
         self, caller: requests.RpcCaller, request: protocol.PurgeQueue | protocol.MoveMessages

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Final
 
 from muster.bus import api, leases
-from muster.bus.rpc import requests
+from muster.bus.rpc import admission, requests
 from muster.core import errors, subjects
 from muster.core.telemetry import log
 from muster.message import destinations, partitions, peer_protocol, producer_holds, protocol, settings
@@ -212,7 +212,9 @@ class Dispatcher:
     # Requests.
 
     def _receive(self, pattern: str, kind: tuple[str, ...], message: api.Message) -> None:
-        caller = requests.accept(message, pattern, self.refused, needs_reply=kind != NOTIFY)
+        caller = requests.accept(
+            message, pattern, self.refused, needs_reply=kind != NOTIFY, admit=self._admin_requests.admit
+        )
         if caller is None:
             return
         subject = message.reply
@@ -222,7 +224,11 @@ class Dispatcher:
                 self._delivery.send_reply(subject, result)
 
         try:
-            request = protocol.decode_request(message.data)
+            try:
+                request = protocol.decode_request(message.data)
+            except errors.InvalidInput:
+                self._admin_requests.server.charge(caller.identity, admission.MALFORMED)
+                raise
             if kind == NOTIFY and isinstance(request, protocol.COUNTED):
                 self._require_connection(caller.identity, request.connection).notified += 1
             if kind == protocol.READ and not isinstance(request, protocol.READS):

@@ -48,7 +48,9 @@ class EventRouter:
         )
         # Decoded when its turn comes, so a flood costs little.  A transient event that is sent again may be
         # delivered again; a durable one is stored once (`protocol.SendEvent.id`).
-        self.send = server.RpcOperation("event.*", self._sent, audited=False, decode=bytes, once=False)
+        self.send = server.RpcOperation(
+            "event.*", self._sent, audited=False, decode=bytes, once=False, is_charged=False
+        )
         self._addresses: dict[str, ast.Condition] = {}
         self._version = -1  # of the vocabulary against which the addresses were checked
 

@@ -67,7 +67,13 @@ class GrantView:
             ),
         ]
         self._server = server.RpcServer(
-            self._common.bus, PART, operations, codec=common_.NotifyCodec(), group=PART, at_once=1
+            self._common.bus,
+            PART,
+            operations,
+            codec=common_.NotifyCodec(),
+            group=PART,
+            at_once=1,
+            admission=self._common.admission,
         )
         await self._server.start()
 

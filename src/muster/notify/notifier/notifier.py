@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from muster.bus import api, leases
+from muster.bus.rpc import admission
 from muster.core import errors, lifecycle
 from muster.core.telemetry import metrics
 from muster.notify import authorities, protocol
@@ -43,6 +44,7 @@ class Notifier(lifecycle.ServiceContext):
         domain: str = "",
         grant_lifetime_s: float | None = None,
         replicas: int = 1,
+        share_per_identity: float = admission.SHARE,
         measure: metrics.Metrics | None = None,
         kernels: Any = None,
     ) -> None:
@@ -55,7 +57,12 @@ class Notifier(lifecycle.ServiceContext):
         self._selects_kernels = kernels is None  # use the fastest kernels once they are loaded
         self.engine = engines.Matcher(kernels=kernels or kernels_numpy)
         self.common = common_.NotifierState(
-            bus, settings or settings_.NotifySettings(), self.known, self.engine, measure or metrics.Metrics()
+            bus,
+            settings or settings_.NotifySettings(),
+            self.known,
+            self.engine,
+            measure or metrics.Metrics(),
+            admission.Admission(share_per_identity),
         )
         self.held = self.common.held
         self._replicas = replicas

@@ -53,11 +53,19 @@ def query_server(notifier: notifier_notifier.Notifier) -> server.RpcServer:
             return answer(notifier, query)
 
         return server.RpcOperation(
-            f"read.{name}", answered, decode=lambda data: messages.decode(data, protocol.NotifyQuery)
+            f"read.{name}",
+            answered,
+            decode=lambda data: messages.decode(data, protocol.NotifyQuery),
         )
 
     operations = [operation(name, answer) for name, answer in QUERIES.items()]
-    return server.RpcServer(notifier.common.bus, protocol.PART, operations, codec=_Codec(notifier))
+    return server.RpcServer(
+        notifier.common.bus,
+        protocol.PART,
+        operations,
+        codec=_Codec(notifier),
+        admission=notifier.common.admission,
+    )
 
 
 def _models(notifier: notifier_notifier.Notifier, query: protocol.NotifyQuery) -> protocol.NotifyQueryResult:

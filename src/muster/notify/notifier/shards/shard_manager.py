@@ -55,6 +55,7 @@ class ShardManager:
             self._changed,
             audited=False,  # the log of receivers contains the process
             decode=lambda data: messages.decode(data, protocol.ReceiverChanges),
+            is_charged=False,
         )
         self._replaying = asyncio.Lock()  # one at a time, because a replay needs much memory
 

@@ -61,6 +61,7 @@ PUBLISH = {
             "muster.manage.from.a1.heartbeat",
             "muster.monitor.from.a1.report",
             "muster.notify.from.a1.event.p7",
+            "muster.inform.from.a1.read.any.get",
         ],
         [
             "muster.manage.from.a2.heartbeat",  # another's heartbeat
@@ -79,6 +80,8 @@ PUBLISH = {
             "muster.manage.to.a1.command",
             "muster.monitor.all.report",
             "muster.inform.log.key",
+            "muster.inform.from.a1.write.any.put",  # contexts are written by users
+            "muster.inform.from.a1.write.n1.delete",
             "muster.bus.all.connections.disconnect",  # another's death
             "_INBOX.m1.answer",
             "_INBOX.a1.answer",  # only the broker sends to inboxes
@@ -419,6 +422,8 @@ async def test_topics_can_be_narrowed(tmp_path, trust):
             assert not await act("topic.orders.new")
             assert "Permissions Violation" in await act("topic.payroll.new")
         assert not await line.publish("muster.manage.from.u2.get")
+        assert not await line.publish("muster.inform.from.u2.read.any.get")
+        assert "Permissions Violation" in await line.publish("muster.inform.from.u2.write.any.put")
 
 
 async def test_a_link_joins_two_brokers_and_is_no_client(tmp_path, trust):

@@ -1,9 +1,10 @@
 """Access to contexts, by identity and role.
 
 The first rule whose pattern matches the key decides.  The rules of the settings come first, then `BUILT_IN`,
-then `DEFAULT`: all identities of the domain read and write (the broker blocks write requests of viewers),
-and only its owner and operators change a published service.  A pattern is a key, or a prefix that ends with
-``*``.  The names in a rule are identities, ``role:<role>``, ``owner`` (the writer of the context) or ``*``.
+then `DEFAULT`: all identities of the domain read and write (the broker blocks write requests of viewers,
+machines and users who are limited to topics), and only its owner and operators change a published service.  A
+pattern is a key, or a prefix that ends with ``*``.  The names in a rule are identities, ``role:<role>``,
+``owner`` (the writer of the context) or ``*``.
 
 An identity that may not read a context gets neither its value nor its attributes, and searches leave it out.
 The existence of a key is not secret.  Each version belongs to its writer: the owner of the current version

@@ -123,6 +123,22 @@ class InformSettings(sections.SettingsSection, frozen=True, kw_only=True):
             le=10_000,
         ),
     ] = 16
+    contexts_per_identity: Annotated[
+        int,
+        doc(
+            "Contexts of one writer on a node. Each takes memory, some 500 bytes without its value, on every "
+            "node that holds it. 0: no limit. Operators have none.",
+            ge=0,
+        ),
+    ] = 250_000
+    share_per_identity: Annotated[
+        sections.Fraction,
+        doc(
+            "Share of `retention.contexts.max_bytes` that the contexts of one writer may use, with their "
+            "history and deletions. A higher share lets fewer identities fill the log. The last 5 % are kept "
+            "for deletions and for operators."
+        ),
+    ] = 0.25
     tombstone_s: Annotated[
         float,
         doc(

@@ -68,7 +68,8 @@ class InformationNodesComponent:
                     health.HealthState.LATE,
                     f"{node.name} has not received the log for {units.rounded_duration(round(age_s))}",
                 )
-        return component.ComponentHealth()
+        writers = self.nodes[0].state.replicas.stored.largest() if self.nodes else []
+        return component.ComponentHealth(facts={"context_writers": writers})
 
 
 def node_arguments(settings: domain.BaseSettings, trust: keyring.Keyring) -> dict[str, Any]:

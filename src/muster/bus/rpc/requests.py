@@ -82,8 +82,10 @@ def accept(
     return None
 
 
-def count_refusal(part: str, reason: str, refused: Counter[str]) -> None:
-    refused[reason] += 1
+def count_refusal(part: str, reason: str, refused: Counter[str] | None = None) -> None:
+    """``refused``: the counts of the caller, beside those of the process."""
+    if refused is not None:
+        refused[reason] += 1
     _refusals[part, reason] += 1
 
 

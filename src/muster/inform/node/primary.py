@@ -29,7 +29,7 @@ from muster.core import clock, errors
 from muster.inform import protocol
 from muster.inform.node import state, write_attempts
 from muster.inform.node.log import context_log
-from muster.inform.node.replicas import placement
+from muster.inform.node.replicas import placement, replica_table
 
 ATTEMPTS = 8
 
@@ -134,6 +134,10 @@ class PrimaryWriter:
             raise errors.Conflict(
                 f"{write.key!r} has the version {version}, not {write.expected_version}", actual=version
             )
+        if isinstance(write, protocol.PutContext):
+            size = len(write.value) + replica_table.RECORD_BYTES
+            is_new = not (base.live and base.writer == update.writer)
+            shared.check_quota(update.writer, size, is_new=is_new)
         now_ns = shared.now_ns()
         stamp = shared.clock.now(now_ns) if base.stamp is None else self._stamp_after(base.stamp, now_ns)
         if isinstance(write, protocol.DeleteContext):

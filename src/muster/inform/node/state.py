@@ -14,7 +14,8 @@ from typing import Protocol
 
 from muster.bus import api
 from muster.bus.rpc import client as rpc_client
-from muster.core import clock, errors
+from muster.bus.rpc import requests as rpc_requests
+from muster.core import clock, errors, quotas
 from muster.core.telemetry import log
 from muster.inform import access_rules, protocol
 from muster.inform import settings as settings_
@@ -36,6 +37,7 @@ MOVED_MAX = 10_000
 MOVED_REMEMBERED_S = 10.0  # longer than a search takes, and a new primary to receive the record
 PING_AFTER_S = 1.5  # a node that has not replied for so long is pinged
 PING_TIMEOUT_S = 3.0
+LOG_RESERVED = 0.05  # of the log
 STALLED_S = 20.0  # a node that the log did not reply to for so long does not know how old its requests are
 UNDER_WAY_BYTES_MAX = 64 << 20  # memory for records that are not in the view yet
 WRITE_S = 40.0  # how long a node tries a write; its client waits for 30 s
@@ -81,7 +83,17 @@ class NodeState:
         self.mounts = {mount.name: registry.open_mount(mount, mount_backends) for mount in settings.mounts}
         self.zone = zone
         under_way = min(settings.memory_bytes // 8, UNDER_WAY_BYTES_MAX)
-        self.replicas = replica_table.ReplicaTable(name, memory_bytes_max=settings.memory_bytes - under_way)
+        self.replicas = replica_table.ReplicaTable(
+            name, memory_bytes_max=settings.memory_bytes - under_way, history=settings.history
+        )
+        self.quota = quotas.Quota(
+            "contexts",
+            settings.contexts_per_identity,
+            "inform.contexts_per_identity",
+            int(settings.share_per_identity * log_.max_bytes),
+            "inform.share_per_identity",
+        )
+        self._log_bytes = 0  # of the log at its last report, and of the records since
         self.directory = peers.NodeDirectory(name, lost_after_s=settings.lost_after_s)
         self.holder_hints: dict[str, tuple[str, ...]] = {}  # holders of contexts without a local replica
         self.clock = clock.HybridClock(name)
@@ -211,9 +223,10 @@ class NodeState:
         self.holder_hints[key] = holders
         return holders
 
-    def seen(self, sequence: int, key: str) -> None:
-        """Called when the follower of the log has reached this record."""
+    def seen(self, sequence: int, key: str, size: int = 0) -> None:
+        """Called when the follower of the log has reached this record, which has ``size``."""
         self.position = sequence
+        self._log_bytes += size
         waiting = self._waiting.pop(key, None)
         if waiting is not None:
             waiting.set()
@@ -284,6 +297,7 @@ class NodeState:
             sent_at_s = self.now_s()
             end = await self.log.state()
         self._observe_log_time(sent_at_s, end.now_ns, self.now_s())
+        self._log_bytes = end.bytes
         return end.last_sequence
 
     # Leases.
@@ -349,6 +363,26 @@ class NodeState:
         if not rule.allows_all(act):
             role = self.role_of(identity) if self.role_of is not None else None
             rule.check(key, act, identity=identity, role=role, owner=owner)
+
+    def check_quota(self, writer: str, size: int, *, is_new: bool) -> None:
+        """Raise `errors.LimitExceeded` for a value that would exceed the quota of its writer, or that needs
+        space of the log that is kept for deletions and operators."""
+        records, size_under_way = self.log.under_way.of(writer)
+        used, most = self._log_bytes + self.log.under_way.bytes, self.log.max_bytes
+        try:
+            self.replicas.stored.check(writer, self.quota, is_new * (1 + records), size + size_under_way)
+            if used + size > (1 - LOG_RESERVED) * most:
+                raise errors.LimitExceeded(
+                    f"the log of contexts has {used:,} bytes of {most:,}, the rest of which is kept for "
+                    "deletions and operators",
+                    hint="raise retention.contexts.max_bytes; deleted contexts leave the log after "
+                    "inform.tombstone_s",
+                )
+        except errors.LimitExceeded:
+            role = self.role_of(writer) if self.role_of is not None else None
+            if role not in quotas.EXEMPT_ROLES:
+                rpc_requests.count_refusal(protocol.PART, "quota")
+                raise
 
     def may_read(self, identity: str, key: str, writer: str) -> bool:
         try:

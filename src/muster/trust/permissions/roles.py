@@ -260,7 +260,9 @@ def limits(
         # where the broker delivers the messages that it stored for it
         subscribe += ["$MQTT.sub.>", "$MQTT.deliver.pubrel.>"]
     return jwt.UserLimits(
-        pub=jwt.SubjectPermissions(allow=tuple(publish), deny=_not_its_words(role)),
+        pub=jwt.SubjectPermissions(
+            allow=tuple(publish), deny=_not_its_words(role) + _no_contexts(role, narrowed=topics is not None)
+        ),
         sub=jwt.SubjectPermissions(
             allow=tuple(subscribe), deny=() if sees_connections(role) else _CONNECTIONS
         ),
@@ -344,6 +346,12 @@ def _not_its_words(role: Role) -> tuple[str, ...]:
         if part not in (*duty.serves, *duty.publishes_for)
         for word in words
     )
+
+
+def _no_contexts(role: Role, *, narrowed: bool) -> tuple[str, ...]:
+    """Machines, and users who are limited to some topics, write no contexts: others rely on them."""
+    is_denied = narrowed or role is Role.AGENT
+    return (subjects.from_identity("inform", "*", "write", ">"),) if is_denied else ()
 
 
 def sees_connections(role: Role) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator
 from typing import NamedTuple
 
 from muster.bus import api
-from muster.core import errors
+from muster.core import errors, quotas
 from muster.inform import protocol
 
 MAX_BYTES = 1 << 30
@@ -34,7 +34,9 @@ class ContextLogEntry(NamedTuple):
 
 
 class ContextLog:
-    def __init__(self, stream: api.Stream) -> None:
+    def __init__(self, stream: api.Stream, max_bytes: int = MAX_BYTES) -> None:
+        self.max_bytes = max_bytes
+        self.under_way = quotas.StoredAmounts()  # appends without an acknowledgement, by writer
         self._stream = stream
         self._pending: dict[str, tuple[bytes, protocol.ContextRecord]] = {}
         self._ids = map(f"{secrets.token_hex(8)}-{{:x}}".format, itertools.count())
@@ -52,7 +54,7 @@ class ContextLog:
     ) -> ContextLog:
         if joins:
             with contextlib.suppress(errors.NotFound):
-                return cls(await bus.open_stream(protocol.STREAM))
+                return cls(await bus.open_stream(protocol.STREAM), max_bytes)
         stream = await bus.stream(
             api.StreamSettings(
                 protocol.STREAM,
@@ -66,7 +68,7 @@ class ContextLog:
                 duplicate_window_s=min(DUPLICATE_WINDOW_S, max(DUPLICATE_WINDOW_S_MIN, tombstone_s)),
             )
         )
-        return cls(stream)
+        return cls(stream, max_bytes)
 
     async def last(self, key: str) -> ContextLogEntry | None:
         """Return the current entry of a key."""
@@ -83,7 +85,12 @@ class ContextLog:
         `errors.TimedOut` the outcome is unknown; also after `errors.Conflict`, because the bus repeats
         messages without an acknowledgement.  ``message_id``: of a write other than that of the record.
         """
-        return await self._stream.store(self._outgoing(record, after, message_id), timeout_s=timeout_s)
+        message = self._outgoing(record, after, message_id)
+        self.under_way.change(record.writer, 1, len(message.data))
+        try:
+            return await self._stream.store(message, timeout_s=timeout_s)
+        finally:
+            self.under_way.change(record.writer, -1, -len(message.data))
 
     def append_nowait(
         self, record: protocol.ContextRecord, after: int, *, timeout_s: float
@@ -92,8 +99,13 @@ class ContextLog:
         message = self._outgoing(record, after)
         stored = self._stream.store_soon(message, timeout_s=timeout_s)
         self._pending[message.subject] = message.data, record
-        stored.add_done_callback(lambda _: self._pending.pop(message.subject, None))
+        self.under_way.change(record.writer, 1, len(message.data))
+        stored.add_done_callback(lambda _: self._appended(message, record))
         return stored
+
+    def _appended(self, message: api.OutgoingMessage, record: protocol.ContextRecord) -> None:
+        self._pending.pop(message.subject, None)
+        self.under_way.change(record.writer, -1, -len(message.data))
 
     def _outgoing(
         self, record: protocol.ContextRecord, after: int, message_id: str = ""

@@ -73,7 +73,7 @@ class LogFollower:
         shared = self._state
         own = shared.own.pop(stored.sequence, None)
         if own is not None:
-            shared.seen(stored.sequence, own)
+            shared.seen(stored.sequence, own, len(stored.data))
             return None
         mine = shared.log.pending(stored)
         try:
@@ -92,7 +92,7 @@ class LogFollower:
             shared.seen(entry.sequence, "")
             return None
         shared.apply(entry, just_stamped=mine is not None)
-        shared.seen(entry.sequence, record.key)
+        shared.seen(entry.sequence, record.key, len(stored.data))
         if shared.name not in record.holders:
             shared.remember_holders(record.key, record.holders)
         elif record.acknowledge and record.holders[0] != shared.name:

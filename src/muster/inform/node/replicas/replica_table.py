@@ -15,11 +15,13 @@ from collections import deque
 
 import msgspec
 
+from muster.core import quotas
 from muster.inform import protocol
 from muster.inform.node.replicas import demand, sorted_keys
 
-ENTRY_BYTES = 440  # measured: with the id of the last write and the table slots, without the key
+ENTRY_BYTES = 480  # measured: with the id of the last write and the table slots, without the key
 VALUE_BYTES = 48  # overhead of a value beyond its length
+RECORD_BYTES = 200  # of a record in the log, beyond key, attributes and value
 
 
 class Replica(msgspec.Struct, gc=False):
@@ -39,6 +41,7 @@ class Replica(msgspec.Struct, gc=False):
     temporary: bool
     since_s: float  # when it was created here
     fresh_at_s: float = 0.0  # temporary replica: when it was read from the log
+    log_bytes: int = 0  # of its records in the log: an estimate, from above when they have equal sizes
     touched: bool = False  # read since the last pass of the hand
     queued: bool = False  # in the eviction queue, as every replica with a value
 
@@ -52,8 +55,12 @@ class Replica(msgspec.Struct, gc=False):
 
 
 class ReplicaTable:
-    def __init__(self, me: str, *, memory_bytes_max: int) -> None:
+    def __init__(self, me: str, *, memory_bytes_max: int, history: int = 1) -> None:
+        """``history``: records of a context in the log. They are charged to the writer of the last one: an
+        older one counts as long as it may be stored, and less with each record that follows."""
         self.me = me
+        self.stored = quotas.StoredAmounts()  # permanent contexts, and bytes of them in the log, by writer
+        self._history = history
         self.index: dict[str, Replica] = {}
         self.order: sorted_keys.SortedKeys | None = None  # of the index, after the first search
         self.permanent = 0
@@ -117,8 +124,10 @@ class ReplicaTable:
     ) -> None:
         key = record.key
         known = self.index.get(key)
+        log_bytes = len(key) + len(record.attributes) + len(record.value or b"") + RECORD_BYTES
         if known is not None:
             self._account(key, known, -1)
+            log_bytes += known.log_bytes * (self._history - 1) // self._history
         replica = Replica(
             value=None,
             sequence=sequence,
@@ -135,6 +144,7 @@ class ReplicaTable:
             since_s=since_s,
             fresh_at_s=fresh_at_s,
             queued=known is not None and known.queued,
+            log_bytes=log_bytes,
         )
         self.index[key] = replica
         if known is None and self.order is not None:
@@ -191,7 +201,9 @@ class ReplicaTable:
             self._count(key, replica, -1)
 
     def _account(self, key: str, replica: Replica, by: int) -> None:
-        """Add or subtract the memory of an entry; on subtraction the value is dropped too."""
+        """Add or subtract an entry; on subtraction the value is dropped too."""
+        if not replica.temporary:
+            self.stored.change(replica.writer, by * (not replica.deleted), by * replica.log_bytes)
         self.memory_bytes += by * (ENTRY_BYTES + len(key) + len(replica.attributes))
         if by < 0:
             self._forget_value(replica)

@@ -1,0 +1,68 @@
+"""Quotas: how many things of one kind, and how many bytes, each identity has stored.
+
+A service counts what it stores for each identity, and refuses what would exceed the quota before it stores
+it. What makes room, such as a deletion, is never refused. Pure.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import Any
+
+from muster.core import errors
+
+SHOWN = 5
+
+#: Roles whose requests follow from the work of the domain, or make room in it: they have no quota.
+EXEMPT_ROLES = frozenset({"operator", "bootstrap", "gateway", "web"})
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """``what`` and the ``…_setting``: for the error. 0: no limit."""
+
+    what: str
+    items: int
+    items_setting: str
+    bytes: int = 0
+    bytes_setting: str = ""
+
+
+class StoredAmounts:
+    """What each identity has stored."""
+
+    def __init__(self) -> None:
+        self.bytes = 0  # of all
+        self._of: dict[str, tuple[int, int]] = {}
+
+    def change(self, identity: str, items: int, size: int = 0) -> None:
+        had_items, had_bytes = self._of.get(identity, (0, 0))
+        now = had_items + items, had_bytes + size
+        self.bytes += size
+        if any(now):
+            self._of[identity] = now
+        else:
+            self._of.pop(identity, None)
+
+    def of(self, identity: str) -> tuple[int, int]:
+        """Items and bytes."""
+        return self._of.get(identity, (0, 0))
+
+    def largest(self) -> list[dict[str, Any]]:
+        """The identities that have most bytes, and then most items, for a status."""
+        largest = heapq.nlargest(SHOWN, self._of.items(), key=lambda entry: entry[1][::-1])
+        return [{"identity": name, "items": items, "bytes": size} for name, (items, size) in largest]
+
+    def check(self, identity: str, quota: Quota, items: int, size: int = 0) -> None:
+        """`errors.LimitExceeded` if so much more exceeds the quota."""
+        had_items, had_bytes = self.of(identity)
+        for unit, now, more, most, setting in (
+            (quota.what, had_items, items, quota.items, quota.items_setting),
+            (f"bytes of {quota.what}", had_bytes, size, quota.bytes, quota.bytes_setting),
+        ):
+            if most and more > 0 and now + more > most:
+                raise errors.LimitExceeded(
+                    f"{identity} has {now:,} {unit}, of {most:,} that one identity may have",
+                    hint=f"delete some, or let an operator raise {setting}",
+                )

@@ -12,11 +12,14 @@ import contextlib
 import os
 import signal
 
+import pytest
+
 import muster
 from muster.bus import api
 from muster.bus.brokers import broker as brokers
-from muster.bus.brokers import network
+from muster.bus.brokers import monitor, network
 from muster.bus.client import client
+from muster.bus.streams import integrity
 from muster.core import errors
 from muster.testing.eventually import eventually
 
@@ -151,3 +154,40 @@ async def test_the_leader_killed_under_load_loses_nothing_and_clients_roam(clust
         assert seen == list(range(1, last + 1)), "the follower missed nothing, and saw nothing twice"
         following.cancel()
         await asyncio.wait([following])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+async def test_a_leader_that_was_frozen_does_not_report_its_old_end(cluster, monkeypatch):
+    """For about a second after its return, it and its successor both answer."""
+    monkeypatch.setattr(monitor, "SILENT_S", 300.0)  # the broker is not killed
+    settings = api.StreamSettings("s", subjects=("s.>",), max_bytes=1 << 20, max_age_s=0, replicas=3)
+    async with contextlib.AsyncExitStack() as stack:
+        members = list(cluster.brokers.values())
+        buses = [
+            await stack.enter_async_context(
+                await client.connect([member.url], identity=member.name, audit_s=0)
+            )
+            for member in members
+        ]
+        await (await buses[0].stream(settings)).publish("s.a", b"before")
+        marked = await integrity.marks(buses[0])
+        leader = (await integrity.replicas(buses[0], "s")).leader
+        (frozen,) = [member.pid for member in members if member.name == leader]
+        streams = [await bus.open_stream("s") for bus in buses]
+        (writer, *_) = [
+            stream for stream, member in zip(streams, members, strict=True) if member.name != leader
+        ]
+        os.kill(frozen, signal.SIGSTOP)
+        end = 1
+        while end < 100:
+            with contextlib.suppress(errors.Unavailable):
+                end = await writer.publish("s.a", b"after", message_id=str(end), timeout_s=15)
+        os.kill(frozen, signal.SIGCONT)
+        until = asyncio.get_running_loop().time() + 3
+        while asyncio.get_running_loop().time() < until:
+            for bus, stream in zip(buses, streams, strict=True):
+                assert (await stream.state()).last_sequence == end
+                now = await integrity.marks(bus)
+                assert integrity.regression(marked["s"], now["s"]) == ""
+                marked = now

@@ -39,7 +39,7 @@ async def marks(bus: client.NatsBus) -> dict[str, StreamMark]:
     current: dict[str, StreamMark] = {}
     for name in await bus.streams():
         with contextlib.suppress(errors.NotFound):  # deleted meanwhile
-            info = await bus.storage.call(f"STREAM.INFO.{name}")
+            info = await bus.storage.stream_info(name)
             state = info["state"]
             lost = (state.get("lost") or {}).get("bytes", 0)
             current[name] = StreamMark(info["created"], state["last_seq"], lost)

@@ -18,6 +18,9 @@ PREFIX = "$JS.API"
 TRY_S = 3.0  # one attempt of a request; during an election a request can be lost
 FIRST_TRY_S = 0.75  # of the first attempt; each later one takes twice as long, up to TRY_S
 
+HEARD_S = 3.5  # a leader hears from its replicas every second; an election begins after at least 4 s
+STALE_RETRY_S = 0.1
+
 _NOT_FOUND = {10014, 10037, 10043, 10059}
 _NOT_DELETED = 10057  # for any reason; that of a sequence beyond the end is the error of its storage
 _CONFLICT = {10070, 10071, 10164}
@@ -127,6 +130,32 @@ class JetStreamApi:
                     raise
                 await asyncio.sleep(pause_s)
                 pause_s = min(1.0, pause_s * 2)
+
+    async def stream_info(self, name: str, *, timeout_s: float = api.DURABLE_TIMEOUT_S) -> dict[str, Any]:
+        """The report of a stream by its leader.
+
+        A leader that was frozen or cut off reports an old end until it hears of its successor, which takes
+        a second after its return and as long as a partition lasts. It has not heard from most replicas for
+        longer than an election needs, so such a report is not used.
+        """
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while True:
+            report = await self.call(f"STREAM.INFO.{name}", timeout_s=timeout_s)
+            if has_majority(report.get("cluster") or {}):
+                return report
+            if asyncio.get_running_loop().time() > deadline:
+                raise errors.Unavailable(f"the leader of {name!r} has not heard from most of its replicas")
+            await asyncio.sleep(STALE_RETRY_S)
+
+
+def has_majority(cluster: dict[str, Any]) -> bool:
+    """Whether the leader has heard from most replicas. For one it never heard from, ``active`` is 0."""
+    others = cluster.get("replicas") or []
+    heard = sum(
+        other.get("active", 0) < HEARD_S * 1e9 and bool(other.get("current") or other.get("active"))
+        for other in others
+    )
+    return bool(2 * (heard + 1) > len(others) + 1)
 
 
 def nanoseconds(stamp: str) -> int:

@@ -250,7 +250,7 @@ class NatsStream(publisher.StreamPublisher):
     # Reading.
 
     async def state(self) -> api.StreamState:
-        info = await self._api.call(f"STREAM.INFO.{self._name}")
+        info = await self._api.stream_info(self._name)
         state = info["state"]
         return api.StreamState(
             first_sequence=state["first_seq"] if state["messages"] else state["last_seq"] + 1,

@@ -30,11 +30,9 @@ def appointed(name: str = "west", **more: Any) -> grants.Authority:
     return grants.Authority(key, mandates)
 
 
-def take(knows: authorities.AuthorityView, *chains: tuple[str, ...]) -> set[str]:
-    result: set[str] = set()
+def take(knows: authorities.AuthorityView, *chains: tuple[str, ...]) -> None:
     for chain in chains:
-        result = knows.apply_entry(f"grant.{documents.serial_of(chain[0])}", msgspec.json.encode(chain))
-    return result
+        knows.apply_entry(f"grant.{documents.serial_of(chain[0])}", msgspec.json.encode(chain))
 
 
 @pytest.fixture
@@ -70,19 +68,23 @@ def count_verifications(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 # What is kept.
 
 
-def test_a_record_returns_the_holders_whose_attributes_may_change(knows: authorities.AuthorityView):
+def test_a_record_has_new_versions_for_the_holders_whose_attributes_may_change(
+    knows: authorities.AuthorityView,
+):
     chain = granted()
     define = protocol.DefineModel(name="M", attributes={"x": "int"})
-    assert knows.apply_entry("model.receiver.M", msgspec.json.encode(define)) == set()
+    knows.apply_entry("model.receiver.M", msgspec.json.encode(define))
+    knows.apply_entry("something.else", b"?")
+    assert not knows.versions
     assert knows.vocabulary.receivers["M"].attributes == {"x": types.INT}
-    assert take(knows, chain) == {"boss"}
-    assert knows.apply_entry("something.else", b"?") == set()
+    take(knows, chain)
+    assert knows.versions == {"boss": 1}
     listed = ROOT.revoke([documents.serial_of(chain[0])], number=1, now=NOW)
     take(knows, granted(holder="farm"))
-    assert knows.apply_entry("revoked.x", listed.encode()) == {"boss", "farm"}
-    assert knows.apply_entry("revoked.x", ROOT.revoke([], number=1, now=NOW + 1).encode()) == set(), (
-        "not newer"
-    )
+    knows.apply_entry("revoked.x", listed.encode())
+    assert knows.versions == {"boss": 2, "farm": 2}
+    knows.apply_entry("revoked.x", ROOT.revoke([], number=1, now=NOW + 1).encode())
+    assert knows.versions == {"boss": 2, "farm": 2}, "not newer"
     assert rank(knows) is None
 
 
@@ -125,6 +127,69 @@ def test_a_dropped_grant_is_no_longer_in_force(knows: authorities.AuthorityView)
     knows.remove_entry(f"grant.{serials[0]}")
     assert (rank(knows), knows.has_grants("boss"), knows.has_grants("farm")) == (None, False, True)
     assert rank(knows, process="farm") == 3
+
+
+@pytest.mark.parametrize("name", ["_id", "_process"])
+def test_no_grant_and_no_model_has_the_names_of_a_proved_identity(
+    knows: authorities.AuthorityView, name: str
+):
+    for scope in (documents.GrantScope(), documents.GrantScope(region="north")):
+        chain = ROOT.grant(
+            "evil",
+            {name: "admin"},
+            tier=1,
+            now=NOW,
+            lifetime_s=60,
+            scope=scope,
+        )
+        with pytest.raises(errors.Forbidden, match="proved by the broker"):
+            knows.grant_key(chain, now=NOW)
+    with pytest.raises(errors.InvalidInput, match="reserved"):
+        knows.model_key(protocol.DefineModel(name="M", attributes={name: "string"}))
+
+
+def test_types_of_events_and_attributes_of_their_content_have_different_names(
+    knows: authorities.AuthorityView,
+):
+    def define(name: str, **attributes: str) -> None:
+        key = knows.model_key(event := protocol.DefineModel(name=name, attributes=attributes, of="event"))
+        knows.apply_entry(key, msgspec.json.encode(event))
+
+    define("alert", level="int")
+    define("alert", level="int")
+    for name, attributes in (("level", {}), ("chat", {"alert": "bool"}), ("note", {"note": "bool"})):
+        with pytest.raises(errors.Conflict, match="already the name of an event"):
+            define(name, **attributes)
+    with pytest.raises(errors.Conflict, match="alert is already"):
+        define("alert", level="int", alert="bool")
+    # Models of an earlier version stay as they are, and can be defined again.
+    stored = protocol.DefineModel(name="old", attributes={"alert": "bool", "old": "bool"}, of="event")
+    knows.apply_entry("model.event.old", msgspec.json.encode(stored))
+    define("old", alert="bool", old="bool", more="int")
+    vocabulary = knows.vocabulary
+    assert vocabulary.event("old", {"more": 1}) == {"more": 1}
+    for kind, content in (("chat", {"alert": True}), ("old", {"old": False}), ("x", {"x": 1}), ("level", {})):
+        with pytest.raises(errors.InvalidInput):
+            vocabulary.event(kind, content)
+
+
+def test_the_type_and_the_identity_of_an_event_are_what_was_proved():
+    event = protocol.AdmittedEvent(
+        id="1",
+        type="note",
+        sender="evil/s",
+        content={"note": False, "x": 1},
+        attributes={"_id": "admin/x", "_rank": 1},
+        within=(protocol.ScopedAttributes(attributes={"_id": "admin/x", "_process": "admin", "_rank": 7}),),
+    )
+    for within, rank_there in (((), 1), (event.within, 7)):
+        assert event.attribute_values(within) == {
+            "note": True,
+            "x": 1,
+            "sender._id": "evil/s",
+            "sender._process": "evil",
+            "sender._rank": rank_there,
+        }
 
 
 def test_the_key_of_a_model_contains_its_kind(knows: authorities.AuthorityView):

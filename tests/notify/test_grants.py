@@ -91,6 +91,20 @@ def _take(knows: authorities.AuthorityView, chain: Sequence[str]) -> None:
     knows.apply_entry(f"grant.{documents.serial_of(chain[0])}", msgspec.json.encode(chain))
 
 
+async def test_a_model_that_gains_a_granted_attribute_has_it_for_receivers_that_joined_before(
+    notifier, receivers, root
+):
+    await notifier(root=root.key.public, domain="here")
+    boss = await receivers("boss")
+    await boss.define(models.Model("M", {"x": types.INT}))
+    await boss.define(models.Model("alert", {"level": types.INT}, models.ModelKind.EVENT))
+    receiver = await boss.advertise("r", "M", {"x": 1}, policy="alert")
+    await boss.present(root.grant("boss", {"_rank": 7}, tier=1, now=time.time(), lifetime_s=600))
+    await boss.define(models.Model("M", {"x": types.INT, "_rank": types.INT}))
+    await boss.send("r", "alert", {"level": 1}, to="_rank >= 5")
+    assert (await receiver.next(timeout_s=30))["level"] == 1
+
+
 def test_of_equal_grants_the_last_that_was_handed_in_counts_also_if_it_was_before(root):
     """A notifier that starts reads them in that order: all have to decide alike."""
     knows = authorities.AuthorityView(root=root.key.public, domain="here")

@@ -6,6 +6,8 @@ matter who submitted them; they are verified on arrival, and again for the time 
 
 from __future__ import annotations
 
+import collections
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -52,6 +54,8 @@ class AuthorityView:
         self._domain = domain
         self._lifetime_s_max = lifetime_s_max
         self._chains: dict[str, dict[str, tuple[str, ...]]] = {}  # holder -> serial -> chain
+        #: By holder; grows with each change of the holder's grants or of the revocations.
+        self.versions: collections.Counter[str] = collections.Counter()
         self._regional: set[str] = set()  # holders with a grant that is limited to a region
         self._particular: set[str] = set()  # holders with a grant for some of their receivers
         self._authorities = {root} if root else set()
@@ -62,8 +66,7 @@ class AuthorityView:
 
     # -- entries of the bucket
 
-    def apply_entry(self, key: str, value: bytes) -> set[str]:
-        """Apply an entry. Return the holders whose attributes may have changed."""
+    def apply_entry(self, key: str, value: bytes) -> None:
         kind = key.partition(".")[0]
         if kind == "model":
             self.vocabulary.add(model_of(msgspec.json.decode(value, type=protocol.DefineModel)))
@@ -79,11 +82,9 @@ class AuthorityView:
                 self._particular.add(grant.holder)
             for sealed in chain[1:]:
                 self._authorities.add(documents.open_sealed(sealed, documents.Mandate)[0].subject)
-            self._forget()
-            return {grant.holder}
+            self._forget({grant.holder})
         elif kind == "revoked":
-            return self._revoke(value.decode())
-        return set()
+            self._revoke(value.decode())
 
     def remove_entry(self, key: str) -> None:
         """Remove a grant that expired long ago."""
@@ -91,21 +92,21 @@ class AuthorityView:
         holders = list(self._chains.items()) if kind == "grant" else []
         for holder, chains in holders:
             if chains.pop(serial, None) is not None:
-                self._forget()
+                self._forget({holder})
                 if not chains:
                     del self._chains[holder]
 
-    def _revoke(self, sealed: str) -> set[str]:
+    def _revoke(self, sealed: str) -> None:
         # The issuer was checked on submission; the grant that made it an authority may be gone since.
         issuer = documents.open_sealed(sealed, documents.RevocationList)[0].issuer
         try:
             self.revocations = self.revocations.accept(sealed, known={issuer})
         except errors.Refused:
-            return set()  # not newer than the current list
-        self._forget()
-        return set(self._chains)
+            return  # not newer than the current list
+        self._forget(self._chains)
 
-    def _forget(self) -> None:
+    def _forget(self, holders: Iterable[str]) -> None:
+        self.versions.update(list(holders))
         self._effective.clear()
         self._verdicts.clear()
 
@@ -124,6 +125,7 @@ class AuthorityView:
         """Return the key of a model; `errors.Conflict` unless it is equal to or extends the known model."""
         draft = model_of(define)
         self.vocabulary.require_growth(draft)
+        self.vocabulary.require_distinct(draft)
         known = self.vocabulary.of_kind(draft.kind)
         if draft.name not in known and len(known) >= models.MODELS_MAX:
             raise errors.LimitExceeded(f"there are {models.MODELS_MAX:,} models of this kind already")
@@ -139,6 +141,8 @@ class AuthorityView:
             grant, serial = documents.open_sealed(chain[0] if chain else "", documents.Grant)
         except documents.DocumentRefused as no:
             raise errors.InvalidInput(f"not a grant: {no.detail}") from None
+        if reserved := models.RESERVED & grant.attributes.keys():
+            raise errors.Forbidden(f"{min(reserved)} is proved by the broker: no authority grants it")
         begins = min(grant.issued_at, now + grants.SKEW_S)
         verdict = self._verify(chain, self._anywhere(grant), max(now, begins))
         if isinstance(verdict, grants.GrantRefused):

@@ -8,6 +8,9 @@ A condition is checked when it is registered.  A policy refers to events and, un
 so it is checked against the attributes of all events and senders.  An address must fit at least one receiver
 model. Two models may declare one name with different types; then only a condition that is invalid for each of
 them is rejected.
+
+In a policy the types of events and the names of their content stand beside each other.  So no attribute of
+content has the name of a type: otherwise the sender of one type could fake another.
 """
 
 from __future__ import annotations
@@ -40,7 +43,9 @@ KEPT_LIMITS: Final = limits.PredicateLimits(
     text_length=1 << 20, clauses=10_000, depth=100, pattern_length=1024
 )
 
-# Known for every sender, from the subject that the broker checked.
+# Known for every sender, from the subject that the broker checked. No model declares them, no grant assigns
+# them.
+RESERVED: Final = frozenset({"_process", "_id"})
 IDENTITY: Final = {"sender._process": types.STRING, "sender._id": types.STRING}
 
 _just_checked: Final[dict[str, ast.Condition]] = {}  # by canonical text: often needed right after the check
@@ -165,6 +170,22 @@ class Vocabulary:
                         hint="give the changed model another name",
                     )
 
+    def require_distinct(self, model: Model) -> None:
+        """Check that what a model adds has no name with another meaning."""
+        held = self.of_kind(model.kind).get(model.name)
+        added = model.attributes.keys() - (held.attributes.keys() if held else ())
+        if reserved := added & RESERVED:
+            raise errors.InvalidInput(f"{min(reserved)} is reserved for the identity that the broker proved")
+        if model.kind is ModelKind.EVENT:
+            taken = added & {model.name, *self.events}
+            users = [event.name for event in self.events.values() if model.name in event.attributes]
+            if taken or (held is None and users):
+                name, what = (min(taken), "type") if taken else (model.name, f"attribute of {min(users)}")
+                raise errors.Conflict(
+                    f"{name} is already the name of an event {what}: a policy could not tell them apart",
+                    hint="give one of them another name",
+                )
+
     def of_kind(self, kind: ModelKind) -> dict[str, Model]:
         return self.receivers if kind is ModelKind.RECEIVER else self.events
 
@@ -221,7 +242,14 @@ class Vocabulary:
             raise errors.InvalidInput(f"{kind[:80]!r} is not a valid type of events")
         if kind in self.events:
             content = self.events[kind].require(content)
+        elif any(kind in event.attributes for event in self.events.values()):
+            raise errors.InvalidInput(f"{kind} is the name of an attribute of events, not a type of events")
         for name, value in content.items():
+            if name == kind or name in self.events:
+                raise errors.InvalidInput(
+                    f"{name} is a type of events: content cannot have an attribute of that name",
+                    hint="give the attribute another name",
+                )
             if not _NAME.match(name) or restricted(name):
                 raise errors.InvalidInput(f"{name[:80]!r} is not a valid name of an attribute")
             require_encodable(name, value)

@@ -238,10 +238,12 @@ class AdmittedEvent(
 
     def attribute_values(self, within: Iterable[ScopedAttributes] = ()) -> dict[str, types.Value]:
         """Return the values with which policies of receivers in these scopes are evaluated."""
-        values: dict[str, types.Value] = {self.type: True, **from_wire(self.content)}
+        values: dict[str, types.Value] = from_wire(self.content)
         for attributes in (self.attributes, *(scope.attributes for scope in within)):
             values.update((f"sender.{name}", value) for name, value in from_wire(attributes).items())
-        return values
+        # Last, so that neither content nor a grant replaces the type and what the broker proved.
+        process = self.sender.partition("/")[0]
+        return values | {self.type: True, "sender._id": self.sender, "sender._process": process}
 
 
 class EventDelivery(

@@ -3,9 +3,10 @@
 Both are stored in the bucket ``notify``, which every notifier watches.  The request that adds a model, a
 grant or a list of revocations gets its reply when all notifiers have seen it.
 
-The restricted attributes of receivers are in their columns like all others.  The notifier writes them when a
-grant is added, revoked or ends.  Those of a sender are looked up when it sends.  A grant that is limited to a
-region or an audience applies only to the receivers there, so an event carries it separately
+The restricted attributes of receivers are in their columns like all others.  They are a function of the
+versions of grants and models, and of the time: the notifier writes them when one of the versions is not that
+of the columns, and when a grant ends.  Those of a sender are looked up when it sends.  A grant that is
+limited to a region or an audience applies only to the receivers there, so an event carries it separately
 (`muster.notify.matcher.grant_scopes`).
 """
 
@@ -49,6 +50,8 @@ class GrantView:
         self._revisions: dict[str, int] = {}  # by key
         self._changed = asyncio.Event()
         self._next_end = float("inf")
+        self._declared: set[tuple[str, str]] = set()  # restricted attributes, by model
+        self._derived: dict[str, int] = {}  # the version of each holder's grants that its receivers have
         self.version = 0  # of the vocabulary
         self._server: server.RpcServer | None = None
 
@@ -88,13 +91,14 @@ class GrantView:
         async with await self._bucket.watch() as watch:
             async for entry in watch:
                 if entry is None:
+                    await self._derive()
                     ready.set()
                     continue
                 if entry.value is None:
                     self._common.known.remove_entry(entry.key)
                     self._revisions.pop(entry.key, None)
                 else:
-                    await self._apply_entry(entry.key, entry.value)
+                    self._apply_entry(entry.key, entry.value)
                     self._revisions[entry.key] = entry.revision
                 self.version += 1
                 prefix, _, name = entry.key.rpartition(".")
@@ -102,12 +106,14 @@ class GrantView:
                     model := common.known.vocabulary.receivers.get(name)
                 ):
                     common.engine.define(model)
+                if ready.is_set():
+                    await self._derive()
                 self._revision = entry.revision
                 self._changed.set()
 
-    async def _apply_entry(self, key: str, value: bytes) -> None:
+    def _apply_entry(self, key: str, value: bytes) -> None:
         try:
-            holders = self._common.known.apply_entry(key, value)
+            self._common.known.apply_entry(key, value)
         except (
             errors.MusterError,
             msgspec.MsgspecError,
@@ -116,9 +122,6 @@ class GrantView:
         ) as error:
             self._common.count("bad-record")
             common_.events.warning("bad-record", key=key, error=error)
-            return
-        if holders:
-            await self._apply_grants_of(holders)
 
     async def _defined(self, call: server.RpcCall, define: protocol.DefineModel) -> protocol.NotifyReply:
         call.target = f"{define.of}:{define.name}"
@@ -242,17 +245,33 @@ class GrantView:
                     receiver for receiver in receivers if knows.has_grants(receiver.partition("/")[0])
                 )
 
-    async def _apply_grants_of(self, processes: set[str]) -> None:
-        """Apply grants in slices, so that events continue; returns when all receivers are up to date."""
-        engine = self._common.engine
-        if not any(models.restricted(key) for table in engine.tables for key in table.model.attributes):
-            return
-        receivers = [receiver for receiver in engine.receivers() if receiver.partition("/")[0] in processes]
+    async def _derive(self) -> None:
+        """Set the restricted attributes of all receivers whose grants or models have another version.
+
+        In slices, so that events continue; returns when all receivers are up to date.  Receivers that join,
+        move to another region or come with a shard are set when they do, by `apply_grants`.
+        """
+        engine, versions = self._common.engine, self._common.known.versions
+        declared = {
+            (table.model.name, key)
+            for table in engine.tables
+            for key in filter(models.restricted, table.model.attributes)
+        }
+        if declared != self._declared:
+            self._declared = declared
+            self._derived.clear()
+        stale = {process for process in versions if self._derived.get(process) != versions[process]}
+        receivers = (
+            [receiver for receiver in engine.receivers() if receiver.partition("/")[0] in stale]
+            if stale and declared
+            else []
+        )
         for start in range(0, len(receivers), AT_ONCE):
             self.apply_grants(
                 receiver for receiver in receivers[start : start + AT_ONCE] if receiver in engine
             )
             await asyncio.sleep(0)
+        self._derived |= {process: versions[process] for process in stale}
 
     def moved(self, process: str, change: protocol.Change) -> bool:
         """Whether other grants may apply to the receivers after a change."""

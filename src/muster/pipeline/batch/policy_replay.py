@@ -304,7 +304,7 @@ def _accepts(policy: str, models: ReplayModels) -> str:
     """The policy as SQL, by the model of each event type; types without a model use all attributes."""
     condition = parser.parse(policy, home="event")
     word = dialects.SPARK.string
-    senders: dict[str, types.AttributeType] = {"sender._process": types.STRING, "sender._id": types.STRING}
+    senders = dict(_IDENTITY)
     for receiver in models.receivers.values():
         for name, declared in receiver.items():
             senders.setdefault(f"sender.{name}", declared)
@@ -320,7 +320,8 @@ def _accepts(policy: str, models: ReplayModels) -> str:
             if key == kind:
                 return "TRUE"
             name = key.removeprefix("sender.")
-            place = "e.content" if name == key else "effective"
+            proved = "e.attributes" if key in _IDENTITY else "effective"  # a grant does not replace it
+            place = "e.content" if name == key else proved
             return _typed(f"try_element_at({place}, {word(name)})", model[key])
 
         return sql.write(condition, model, column=column)
@@ -333,6 +334,10 @@ def _accepts(policy: str, models: ReplayModels) -> str:
 
 
 #: The sender's effective attributes for a receiver: a grant may be limited to a region or an audience.
+_IDENTITY: Mapping[str, types.AttributeType] = {
+    "sender._process": types.STRING,
+    "sender._id": types.STRING,
+}
 _EFFECTIVE = f"""aggregate(e.within, e.attributes, (known, w) -> IF(
     (w.region = '' OR substr(v.`{REGION}`, 3) = w.region
         OR startswith(v.`{REGION}`, concat('s:', w.region, '/'))

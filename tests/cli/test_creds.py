@@ -14,6 +14,7 @@ from muster.app.components import dispatcher, notifier
 from muster.app.operations import audit
 from muster.app.policy import responder
 from muster.core import errors
+from muster.gateways.uddi import registry
 from muster.monitor import settings
 from muster.pipeline import settings as pipeline_settings
 from muster.trust import keyring
@@ -141,6 +142,7 @@ def test_names_of_parts_are_those_that_they_connect_with():
         dispatcher.IDENTITY: roles.Role.GATEWAY,
         notifier.IDENTITY: roles.Role.NOTIFIER,
         responder.IDENTITY: roles.Role.RESPONDER,
+        registry.READER.name: roles.Role.VIEWER,
         "web": roles.Role.WEB,
     }
     assert parts == own_names.ROLES

@@ -33,8 +33,6 @@ OWN = {
     ADMINISTRATOR: roles.Role.OPERATOR,
 }
 
-PEOPLE = frozenset((roles.Role.VIEWER, roles.Role.OPERATOR, roles.Role.USER))
-
 
 def open_keyring(settings: settings_domain.BaseSettings) -> keyring.Keyring:
     return keyring.Keyring.open(settings.keys_folder)
@@ -99,17 +97,15 @@ def credentials(trust: keyring.Keyring, identity: str, role: roles.Role) -> cred
 
 
 def login_credentials(trust: keyring.Keyring, identity: str, role: roles.Role) -> credentials_.Credentials:
-    """As `credentials`, for a person who logged in.
+    """The credentials with which a gateway acts for a login: those of its identity, or narrower ones.
 
-    The role of a login may change, and a token may have a lower role than its owner. An identity keeps its
-    role, so the person has a second identity for the other one, such as ``ann-viewer``.
+    The identity is made if there is none: that of anonymous clients, or of readers of the UDDI registry.
     """
     try:
-        return credentials(trust, identity, role)
-    except errors.Conflict:
-        if not {role, trust.show(identity).role} <= PEOPLE:
-            raise  # the name of a service
-        return credentials(trust, f"{identity}-{role}", role)
+        return trust.narrowed(identity, role)
+    except errors.NotFound:
+        trust.provide_login(identity, role)
+        return trust.narrowed(identity, role)
 
 
 def system_credentials(trust: keyring.Keyring) -> credentials_.Credentials:

@@ -13,6 +13,7 @@ from muster.trust.permissions import queue_rights, roles
 # Tags of a user's document.
 _TOPIC = "topic:"
 _QUEUE = "queue:"
+LOGIN = "login"  # made for a login: its key was not handed out, so its role follows that of the login
 
 
 class CredentialRevocation(msgspec.Struct, frozen=True):
@@ -45,6 +46,7 @@ class CredentialRecord:
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
     queues: queue_rights.Grants
+    of_login: bool = False
 
 
 def tags(topics: tuple[str, ...] | None, queues: queue_rights.Grants | None) -> tuple[str, ...]:

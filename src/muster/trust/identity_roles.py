@@ -1,10 +1,16 @@
-"""Roles of identities for services that check every request."""
+"""Roles of identities, for services that check every request, and of the logins that refer to them."""
 
 from __future__ import annotations
 
+import dataclasses
+from typing import TYPE_CHECKING
+
 from muster.core import errors
 from muster.trust import credential_records as rows
-from muster.trust import keyring
+from muster.trust.permissions import roles
+
+if TYPE_CHECKING:
+    from muster.trust import keyring
 
 KNOWN_MAX = 100_000
 
@@ -21,12 +27,51 @@ class IdentityRoles:
 
     def __call__(self, identity: str) -> str | None:
         try:
-            version = self._trust.version(identity)
-            known = self._known.get(identity)
-            if known is None or known[0] != version:
-                if len(self._known) >= KNOWN_MAX:
-                    self._known.clear()
-                self._known[identity] = known = version, self._trust.show(identity)
+            record = self.record(identity)
         except errors.MusterError:
             return None
-        return str(known[1].role) if known[1].status == "valid" else None
+        return record.role if record.status == "valid" else None
+
+    def record(self, identity: str) -> rows.CredentialRecord:
+        version = self._trust.version(identity)
+        known = self._known.get(identity)
+        if known is None or known[0] != version:
+            if len(self._known) >= KNOWN_MAX:
+                self._known.clear()
+            self._known[identity] = known = version, self._trust.show(identity)
+        record = known[1]
+        if record.status == "valid" and record.expires_at and record.expires_at <= self._trust.now_s:
+            return dataclasses.replace(record, status="expired")
+        return record
+
+
+class LoginIdentities:
+    """A login refers to the identity of its name, and has its role or a narrower one."""
+
+    def __init__(self, trust: keyring.Keyring) -> None:
+        self._trust = trust
+        self._roles = IdentityRoles(trust)
+
+    def role(self, name: str, role: roles.Role) -> roles.Role:
+        """The role of a login now; `errors.Unauthorized` if its identity is unknown, revoked or expired."""
+        try:
+            record = self._roles.record(name)
+        except errors.NotFound:
+            raise errors.Unauthorized(f"there is no identity {name!r} for this login") from None
+        if record.status != "valid":
+            raise errors.Unauthorized(f"the identity {name!r} of this login is {record.status}")
+        try:
+            return roles.of_login(roles.Role.named(record.role), role)
+        except errors.Conflict as error:
+            raise errors.Unauthorized(error.message, hint=error.hint) from error
+
+    def prepare(self, name: str, role: roles.Role) -> None:
+        """Have an identity for a login with this role; `errors.Conflict` if the login would be wider."""
+        identity = self._trust.provide_login(name, role)
+        if identity.status != "valid":
+            raise errors.Conflict(f"{name!r} is {identity.status}", hint=f"`muster creds issue {name}` first")
+        if roles.of_login(roles.Role.named(identity.role), role) is not role:
+            raise errors.Conflict(
+                f"{name!r} has the role {identity.role}: its login cannot have the wider role {role}",
+                hint=f"`muster creds revoke {name}`, then `muster creds issue {name} --role {role}`",
+            )

@@ -31,7 +31,7 @@ from collections.abc import Callable
 import msgspec
 
 from muster.core import errors, subjects
-from muster.trust import accounts, credentials, grants, jwt, nkeys, private_files, sealed_box
+from muster.trust import accounts, credentials, grants, identity_roles, jwt, nkeys, private_files, sealed_box
 from muster.trust import credential_records as rows
 from muster.trust.login import passwords
 from muster.trust.permissions import queue_rights, roles
@@ -92,6 +92,10 @@ class Keyring:
         return [path for path in needed if not path.exists()]
 
     @property
+    def now_s(self) -> float:
+        return self._clock()
+
+    @property
     def signs(self) -> bool:
         """Whether this machine signs accounts. In a domain on several machines exactly one does, and the
         others have copies of its keys without this one: two could each undo revocations of the other."""
@@ -130,11 +134,12 @@ class Keyring:
         with private_files.locked(self.folder):
             return sealed_box.SealedBoxKey.kept_in(self._account(domain or self.domain) / "secrets.key")
 
-    def passwords(self, *, domain: str | None = None) -> passwords.PasswordStore:
+    def passwords(self) -> passwords.PasswordStore:
         """The verifiers for logins with a name and a password."""
-        domain = domain or self.domain
-        self._existing(domain)
-        return passwords.PasswordStore(self._account(domain) / "passwords", clock=self._clock)
+        folder = self._account(self.domain) / "passwords"
+        return passwords.PasswordStore(
+            folder, clock=self._clock, identities=identity_roles.LoginIdentities(self)
+        )
 
     # -- credentials
 
@@ -210,6 +215,42 @@ class Keyring:
                 key,
             )
 
+    def provide_login(self, identity: str, role: roles.Role) -> rows.CredentialRecord:
+        """The identity of a login, made with this role if there is none.
+
+        One that was made here, for logins only, gets the role. Any other keeps its own.
+        """
+        with private_files.locked(self.folder):
+            try:
+                record = self.show(identity)
+            except errors.NotFound:
+                key, now = nkeys.KeyPair.create(nkeys.KeyKind.USER), self._clock()
+            else:
+                if not record.of_login or record.status != "valid" or record.role == role:
+                    return record
+                key = nkeys.KeyPair.from_seed(self.credentials(identity).seed)
+                now = max(self._clock(), record.issued_at)
+            document = self._document_of(
+                self.domain, subjects.identity(identity), role, key.public, now, login=True
+            )
+            self._store(self.domain, identity, key.public, document, key)
+        return self.show(identity)
+
+    def narrowed(self, identity: str, role: roles.Role) -> credentials.Credentials:
+        """The credentials of a login with this role: those of the identity, or a document of the same key and
+        age with fewer permissions, which is revoked with it."""
+        record = self.show(identity)
+        if record.status != "valid":
+            raise errors.Unauthorized(f"the credentials of {identity!r} are {record.status}")
+        own = self.credentials(identity)
+        narrow = roles.of_login(roles.Role.named(record.role), role)
+        if narrow == record.role:
+            return own
+        document = self._document_of(
+            self.domain, identity, narrow, record.public_key, record.issued_at, record.expires_at
+        )
+        return credentials.Credentials(document, own.seed)
+
     def revoke(self, identity: str, *, domain: str | None = None) -> rows.CredentialRecord:
         """Brokers refuse it, and close its connections, once they receive the `claims_update`."""
         self._key(_SIGNING)  # before anything is changed: a copy of the keys cannot revoke
@@ -257,6 +298,7 @@ class Keyring:
             issued_at=claims.iat,
             expires_at=claims.exp or None,
             bearer=user.bearer_token,
+            of_login=rows.LOGIN in user.tags,
             publish=limits.pub.allow,
             subscribe=limits.sub.allow,
             queues=rows.queues_of(user, role),
@@ -399,7 +441,29 @@ class Keyring:
         bearer: bool,
         key: nkeys.KeyPair | None,
     ) -> str:
+        document = self._document_of(
+            domain, identity, role, public, now, expires_at, topics, granted, bearer=bearer
+        )
+        self._store(domain, identity, public, document, key)
+        return document
+
+    def _document_of(
+        self,
+        domain: str,
+        identity: str,
+        role: roles.Role,
+        public: str,
+        now: float,
+        expires_at: int | None = None,
+        topics: tuple[str, ...] | None = None,
+        granted: queue_rights.Grants | None = None,
+        *,
+        bearer: bool = False,
+        login: bool = False,
+    ) -> str:
         tags = (roles.tag(role), f"identity:{identity}", *rows.tags(topics, granted))
+        if login:
+            tags += (rows.LOGIN,)
         if topics is None and not bearer:
             signer = self._role_key(domain, role)
             user = jwt.UserClaims(issuer_account=self._public(domain), tags=tags)
@@ -415,6 +479,11 @@ class Keyring:
                 f"the document of {identity!r} would have {len(document)} characters; at most {_LINE_MAX}",
                 hint="name fewer topics or queues",
             )
+        return document
+
+    def _store(
+        self, domain: str, identity: str, public: str, document: str, key: nkeys.KeyPair | None
+    ) -> None:
         owner = self._account(domain) / "keys" / public
         if not owner.exists():
             private_files.replace_file(owner, identity.encode())
@@ -432,7 +501,6 @@ class Keyring:
             private_files.replace_file(path.with_suffix(".creds"), text.encode())
         else:
             path.with_suffix(".creds").unlink(missing_ok=True)
-        return document
 
     def _place(self, role: roles.Role, domain: str | None) -> str:
         home = SYSTEM if role is roles.Role.SYSTEM else self.domain

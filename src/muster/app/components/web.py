@@ -87,7 +87,7 @@ def open_tokens(folder: home.DomainFolder) -> tokens.TokenStore:
 
 def token_owner(trust: keyring.Keyring, name: str) -> sessions.LoginSession:
     """A login as the owner of a token. `errors.NotFound` if there is none. Blocks."""
-    login = trust.passwords().get(name)
+    login = trust.passwords().current(name)
     return sessions.LoginSession(
         id="",
         name=name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -170,17 +171,20 @@ def wsman(
 @click.option(
     "--role",
     type=click.Choice(ROLES),
-    default="user",
-    show_default=True,
     metavar="ROLE",
-    help=f"Role of NAME: {', '.join(ROLES)}.",
+    help="That of the identity NAME, or viewer (default: unchanged; user for a new identity).",
 )
 @command.pass_invocation
-def password(invocation: command.Invocation, name: str, role: str) -> None:
-    """Set NAME's password for the gateways."""
+def password(invocation: command.Invocation, name: str, role: str | None) -> None:
+    """Set NAME's password for the gateways.
+
+    The login acts as the identity NAME, with its role or as a viewer. The identity is created if there is
+    none.
+    """
     import sys
 
     from muster.app import identities
+    from muster.core import errors
     from muster.trust.permissions import roles
 
     entered = (
@@ -189,6 +193,11 @@ def password(invocation: command.Invocation, name: str, role: str) -> None:
         else sys.stdin.readline().rstrip("\n")
     )
     trust = identities.open_keyring(config_.load(invocation))
+    for known in (trust.passwords().get, trust.show):
+        if role is None:
+            with contextlib.suppress(errors.NotFound):
+                role = known(name).role
+    role = role or "user"
     trust.passwords().set(name, roles.Role(role), entered, mechanisms=("SCRAM-SHA-256", "SCRAM-SHA-512"))
     invocation.printer.done({"name": name, "role": role}, f"{name} can log in")
 

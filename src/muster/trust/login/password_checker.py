@@ -197,7 +197,7 @@ class PasswordChecker:
             await self._ask_throttle(name, address)
             try:
                 signature = passwords.check_scram_proof(verifier, auth_message, proof)
-                record = await asyncio.to_thread(self._known.get, name)
+                record = await asyncio.to_thread(self._known.current, name)
                 if verifier not in record.scram or record.expired(self._clock()):
                     raise errors.Unauthorized("wrong name or password")  # changed since the challenge
             except (errors.Unauthorized, errors.NotFound, errors.InvalidInput):
@@ -216,8 +216,8 @@ class PasswordChecker:
         `errors.Refused` if the file cannot be read now, for example for lack of file descriptors.
         """
         try:
-            record = await asyncio.to_thread(self._known.get, login.name)
-        except (errors.NotFound, errors.InvalidInput):
+            record = await asyncio.to_thread(self._known.current, login.name)
+        except (errors.NotFound, errors.InvalidInput, errors.Unauthorized):
             return False
         same = record.login == login and record.login.verifier == login.verifier
         return same and not record.expired(self._clock())

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from muster.core import errors, subjects
-from muster.trust import jwt, private_files
+from muster.trust import identity_roles, jwt, private_files
 from muster.trust.permissions import own_names, roles
 
 LENGTH_MIN = 8
@@ -146,9 +146,19 @@ def check_scram_proof(verifier: ScramVerifier, auth_message: bytes, proof: bytes
 
 
 class PasswordStore:
-    """The verifiers of a domain, one file for each name."""
+    """The verifiers of a domain, one file for each name.
 
-    def __init__(self, folder: pathlib.Path, *, clock: Callable[[], float] = time.time) -> None:
+    ``identities``: those that the logins refer to; None for verifiers alone.
+    """
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        *,
+        clock: Callable[[], float] = time.time,
+        identities: identity_roles.LoginIdentities | None = None,
+    ) -> None:
+        self.identities = identities
         self._folder = folder
         self._clock = clock
 
@@ -172,6 +182,8 @@ class PasswordStore:
             raise errors.InvalidInput(f"a password has {LENGTH_MIN} to {LENGTH_MAX} characters")
         own_names.check(name, role)
         prepared = prepare(password)
+        if self.identities is not None:
+            self.identities.prepare(name, role)
         now = self._clock()
         try:
             after = self.get(name).created_at + 1
@@ -203,7 +215,7 @@ class PasswordStore:
             raise errors.Unauthorized("wrong name or password")
         if record.expired(self._clock()):
             raise errors.Unauthorized(f"the password of {record.name!r} has expired")
-        return record
+        return self._limited(record)
 
     def check(self, name: str, password: str) -> PasswordLogin:
         """Like `verify`, with the permissions of the account as the result."""
@@ -253,6 +265,15 @@ class PasswordStore:
             )
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise errors.InvalidInput(f"{path} is damaged: {error}", hint="set the password again") from None
+
+    def current(self, name: str) -> PasswordRecord:
+        """The record, with the role that its identity permits now; `errors.Unauthorized` if it is revoked."""
+        return self._limited(self.get(name))
+
+    def _limited(self, record: PasswordRecord) -> PasswordRecord:
+        role = record.role if self.identities is None else self.identities.role(record.name, record.role)
+        administers = record.administers and role is roles.Role.OPERATOR
+        return msgspec.structs.replace(record, role=role, administers=administers)
 
     def remove(self, name: str) -> None:
         self.get(name)

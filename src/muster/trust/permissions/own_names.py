@@ -20,6 +20,7 @@ ROLES = {
     "pipeline": roles.Role.PIPELINE,
     "responder": roles.Role.RESPONDER,
     SENSOR: roles.Role.AGENT,
+    "uddi": roles.Role.VIEWER,  # inquiries without a login
     "web": roles.Role.WEB,
 }
 

@@ -354,6 +354,27 @@ def _no_contexts(role: Role, *, narrowed: bool) -> tuple[str, ...]:
     return (subjects.from_identity("inform", "*", "write", ">"),) if is_denied else ()
 
 
+_NARROWEST_FIRST = (Role.VIEWER, Role.USER, Role.OPERATOR)
+
+
+def of_login(identity: Role, login: Role) -> Role:
+    """The role of a login: that of its identity, or `Role.VIEWER` if the login is limited to it.
+
+    A login never widens. No other role narrows: services decide by the role of the identity, while the broker
+    keeps a viewer from requests that change something.
+    """
+    if login is identity:
+        return login
+    if {identity, login} <= set(_NARROWEST_FIRST):
+        narrower = min(identity, login, key=_NARROWEST_FIRST.index)
+        if narrower in (identity, Role.VIEWER):
+            return narrower
+    raise errors.Conflict(
+        f"an identity with the role {identity} has no logins with the role {login}",
+        hint=f"give the login the role {identity}",
+    )
+
+
 def sees_connections(role: Role) -> bool:
     """Whether it receives connection events of the account, and may request its connections."""
     return bool(DUTIES[role].leases) or role in (Role.OPERATOR, Role.LINK)

@@ -119,14 +119,21 @@ class LoginService:
             permitted = oidc.role_of_groups(session.groups, self._settings.oidc) if self.provider else None
             if permitted is None:
                 raise errors.Unauthorized("the groups of this login have no role any more")
-            return permitted[0]
+            return self._limited(session.name, permitted[0])
         try:
-            login = self._known.get(session.name)
+            login = self._known.current(session.name)
         except (errors.NotFound, errors.InvalidInput):
             login = None
         if login is None or login.created_at != session.born or login.expired(time.time()):
             raise errors.Unauthorized("the password was changed or removed", hint="log in again")
         return sessions.role_of(login.role, administers=login.administers)
+
+    def _limited(self, name: str, role: sessions.WebRole) -> sessions.WebRole:
+        """The role of a person from the provider, with the identity that `finish_oidc` made."""
+        if self._known.identities is None:
+            return role
+        limited = self._known.identities.role(name, sessions.bus_role(role))
+        return min(role, sessions.role_of(limited, administers=True), key=lambda each: each.rank)
 
     async def end(self, session: sessions.LoginSession) -> None:
         """End a session or token for all web processes of the domain."""
@@ -199,6 +206,8 @@ class LoginService:
                 hint="an administrator maps groups to roles with web.oidc.viewers, operators and admins",
             )
         role, groups = permitted
+        if self._known.identities is not None:
+            await asyncio.to_thread(self._known.identities.prepare, name, sessions.bus_role(role))
         return await self._session(name, role, born=int(time.time()), groups=groups), attempt.next
 
     def _provider(self) -> oidc.OidcProvider:

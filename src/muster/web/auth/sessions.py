@@ -61,6 +61,10 @@ def role_of(role: roles.Role, *, administers: bool) -> WebRole:
     )
 
 
+def bus_role(role: WebRole) -> roles.Role:
+    return roles.Role.VIEWER if role is WebRole.VIEWER else roles.Role.OPERATOR
+
+
 def seal(session: LoginSession, key: bytes) -> str:
     return signed_text.seal(session, key, "session")
 

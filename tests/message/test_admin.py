@@ -132,7 +132,7 @@ async def test_a_confirmed_acknowledgement_counts_although_another_consumer_has_
     message = await consumer.receive(30)
     assert message is not None
     other = await second.session(client_api.AcknowledgeMode.CLIENT).consumer(ORDERS)
-    (arguments,) = session.unacknowledged
+    (arguments,) = session.unacknowledged.values()
     assert isinstance(consumer, consumers.DispatchedConsumer)
     await first.request(protocol.StopDelivery(first.name, [consumer.number]))
     await first.request(protocol.ReleaseMessages(first.name, {arguments.key: [arguments.sequence]}))

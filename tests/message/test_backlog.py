@@ -24,6 +24,7 @@ def test_each_message_is_done_once_whatever_happens(seed: int):
     driven_backlog = driver.DrivenBacklog("q", in_memory=3)
     head, done = 0, list[int]()
     holders: dict[int, lines.ConsumerKey] = {}
+    returned = set[tuple[lines.ConsumerKey, int]]()
     names = iter(range(10**6))
     total = 60
 
@@ -32,6 +33,8 @@ def test_each_message_is_done_once_whatever_happens(seed: int):
             assert isinstance(instruction, backlog.DeliverMessage)
             assert instruction.number not in holders, "a consumer has it already"
             assert instruction.number not in done, "it is done already"
+            place = instruction.consumer, instruction.number
+            assert place not in returned, "this consumer returned it for others"
             holders[instruction.number] = instruction.consumer
 
     def load() -> None:
@@ -54,8 +57,12 @@ def test_each_message_is_done_once_whatever_happens(seed: int):
                 del holders[sequence]
             case 4 if holders and chance.random() < 0.3:
                 sequence = chance.choice(list(holders))
-                holder = holders.pop(sequence)
-                obey(driven_backlog.release([sequence], holder[0], counted=True))
+                holder, elsewhere = holders.pop(sequence), chance.random() < 0.5
+                if elsewhere:
+                    returned.add((holder, sequence))
+                obey(
+                    driven_backlog.release([sequence], holder[0], counted=True, elsewhere=elsewhere),
+                )
             case 5 if driven_backlog.consumers and chance.random() < 0.1:
                 key = chance.choice(list(driven_backlog.consumers))
                 holders = {sequence: holder for sequence, holder in holders.items() if holder != key}

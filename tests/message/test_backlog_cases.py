@@ -182,10 +182,8 @@ def test_unloading_forgets_the_index_but_not_what_is_done_nor_counts():
     driven_backlog.release([3], "a", counted=True)
     driven_backlog.finish(4)
     driven_backlog.detach(A, seen=[])
-    generation = driven_backlog.generation
     driven_backlog.unload()
     assert (list(driven_backlog.pending), driven_backlog.live, driven_backlog.position) == ([], False, 0)
-    assert driven_backlog.generation == generation + 1
     assert driven_backlog.counts == {3: (1, 1)}
     assert list(driven_backlog.done) == [(4, 4)]
     driven_backlog.attach(lines.BacklogConsumer(B, 9))
@@ -391,6 +389,53 @@ def test_one_that_failed_too_often_is_a_dead_letter():
     assert isinstance(dead, backlog.DeadLetterMessage)
     assert dead.reason == "delivered 2 times without being acknowledged"
     assert driven_backlog.waiting() == []
+
+
+def test_what_one_consumer_returns_for_others_goes_to_another():
+    driven_backlog = delivered(1, 2)
+    driven_backlog.release([1], "a", counted=True, elsewhere=True)
+    driven_backlog.credit(A, 9)
+    driven_backlog.send(3, meta())
+    assert pump(driven_backlog) == [("a", 3)], "it does not hold up what follows"
+    driven_backlog.attach(lines.BacklogConsumer(B, 9, "n = 1"))
+    assert pump(driven_backlog) == [], "this one does not select it"
+    driven_backlog.attach(lines.BacklogConsumer(C, 1))
+    assert pump(driven_backlog) == [("c", 1)]
+    assert known(driven_backlog, 1) == (1, 1)
+    driven_backlog.finish(1)
+    assert not driven_backlog._excluded
+
+
+def test_what_is_returned_for_others_leaves_its_group():
+    driven_backlog = driver.DrivenBacklog("q")
+    driven_backlog.attach(lines.BacklogConsumer(A, 9))
+    driven_backlog.send(1, meta(group="g"))
+    assert pump(driven_backlog) == [("a", 1)]
+    driven_backlog.attach(lines.BacklogConsumer(B, 9))
+    driven_backlog.release([1], "a", counted=False, elsewhere=True)
+    driven_backlog.send(2, meta(group="g"))
+    assert pump(driven_backlog) == [("b", 1), ("a", 2)]
+
+
+def test_what_is_set_aside_can_be_purged():
+    driven_backlog = delivered(1)
+    driven_backlog.release([1], "a", counted=False, elsewhere=True)
+    driven_backlog.credit(A, 9)
+    assert pump(driven_backlog) == []
+    assert driven_backlog.withdraw(1)
+    driven_backlog.attach(lines.BacklogConsumer(B, 9))
+    assert pump(driven_backlog) == []
+    driven_backlog.cancel_finish([1])
+    assert pump(driven_backlog) == [("b", 1)]
+
+
+def test_what_all_consumers_returned_fails_too_often_at_last():
+    driven_backlog = delivered(1, max_deliveries=2)
+    assert driven_backlog.release([1], "a", counted=True, elsewhere=True) == []
+    driven_backlog.attach(lines.BacklogConsumer(B, 9))
+    assert pump(driven_backlog) == [("b", 1)]
+    (instruction,) = driven_backlog.release([1], "b", counted=True, elsewhere=True)
+    assert isinstance(instruction, backlog.DeadLetterMessage)
 
 
 def test_without_a_limit_nothing_fails_too_often():

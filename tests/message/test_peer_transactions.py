@@ -110,7 +110,7 @@ async def held(connection: api.Connection, count: int = 1) -> tuple[consumers.Co
     consumer = await session.consumer(QUEUE)
     for _ in range(count):
         assert await consumer.receive(5)
-    return consumer, [delivery.sequence for delivery in session.unacknowledged]
+    return consumer, [delivery.sequence for delivery in session.unacknowledged.values()]
 
 
 def prepare(

@@ -249,13 +249,15 @@ class StopDelivery(_Request, frozen=True, tag="stop"):
 
 class ReleaseMessages(_Request, frozen=True, tag="release"):
     """``counted``: the delivery failed and counts. ``reason``: it can never succeed, so the message becomes a
-    dead letter; `messages.EXPIRED`: it has expired.
+    dead letter; `messages.EXPIRED`: it has expired. ``elsewhere``: the consumer that held it does not receive
+    it again, others may.
     """
 
     connection: str
     deliveries: dict[str, list[int]]
     counted: bool = True
     reason: str | None = None
+    elsewhere: bool = False
 
 
 class EndSubscription(_Request, frozen=True, tag="unsubscribe"):

@@ -53,6 +53,13 @@ _WIDER: Final = {
     JavaType.CHAR: {JavaType.CHAR},
     JavaType.BYTES: {JavaType.BYTES},
 }
+# What `Long.parseLong` and `Double.parseDouble` of Java accept
+_INTEGER: Final = re.compile(r"[+-]?(?:(?![\U00010000-\U0010ffff])\d)+")
+_FLOATING: Final = re.compile(
+    r"([+-]?(?:(?:NaN|Infinity)(?!.)|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?))[fFdD]?"
+    r"|([+-]?0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)[pP][+-]?[0-9]+)[fFdD]?"
+)
+_BLANKS: Final = "".join(map(chr, range(33)))  # which `String.trim` of Java removes
 _NAME: Final = re.compile(r"[^\W\d][\w$]*|\$[\w$]*")
 _RESERVED: Final = {"null", "true", "false", "not", "and", "or", "between", "like", "in", "is", "escape"}
 _SETTABLE_JMSX: Final = {"JMSXGroupID", "JMSXGroupSeq"}
@@ -86,7 +93,10 @@ def typed(value: Value, kind: JavaType | None = None) -> TypedValue:
     elif kind in (JavaType.FLOAT, JavaType.DOUBLE):
         if type(value) not in (int, float):
             raise message_errors.FormatError(f"{value!r} is not a {kind.name.lower()}")
-        number = float(value)  # type: ignore[arg-type]
+        try:
+            number = float(value)  # type: ignore[arg-type]
+        except OverflowError:
+            raise message_errors.FormatError(f"an integer is too large for a {kind.name.lower()}") from None
         return TypedValue(kind, _single(number) if kind is JavaType.FLOAT else number)
     else:
         python_type = {JavaType.BOOLEAN: bool, JavaType.BYTES: bytes}.get(kind, str)
@@ -155,11 +165,14 @@ def _parse(text: str, kind: JavaType) -> Value:
         return text.lower() == "true"
     try:
         if kind in _BITS:
-            if not re.fullmatch(r"[+-]?[0-9]+", text):
+            if not _INTEGER.fullmatch(text):
                 raise ValueError(text)
             return typed(int(text), kind).value
-        return typed(float(text), kind).value
-    except (ValueError, errors.InvalidInput):
+        match = _FLOATING.fullmatch(text.strip(_BLANKS))
+        if match is None:
+            raise ValueError(text)
+        return typed(float.fromhex(match[2]) if match[2] else float(match[1]), kind).value
+    except (ValueError, OverflowError, errors.InvalidInput):
         raise message_errors.FormatError(f"{text[:60]!r} cannot be read as {kind.name.lower()}") from None
 
 

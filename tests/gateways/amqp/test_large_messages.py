@@ -196,7 +196,7 @@ async def test_a_body_is_deleted_with_its_last_message(
         assert len(made[-1]._ledger.bodies) == 2
         consumer = await session.consumer(ORDERS, prefetch=1)
         assert await received(consumer) == len(LARGE)
-        (held,) = session.unacknowledged
+        (held,) = session.unacknowledged.values()
         await connection.request(
             protocol.ReleaseMessages(connection.name, {held.key: [held.sequence]}, reason="broken")
         )

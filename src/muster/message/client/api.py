@@ -57,9 +57,12 @@ class Session(lifecycle.ClosingContext):
         self.closed = False
         self.consumers: list[consumers.Consumer] = []
         self.closing: list[consumers.DispatchedConsumer] = []  # closed, but with unacknowledged messages
-        self.unacknowledged: list[consumers.ReceivedDelivery] = []
+        self.unacknowledged: consumers.Held = {}
         #: Deliveries whose acknowledgement or return is in progress, or whose return failed.
-        self._ending: list[consumers.ReceivedDelivery] = []
+        self._ending: consumers.Held = {}
+        #: The last publication that direct ones have to follow, and the last that takes a longer way.
+        self.ahead: asyncio.Future[None] | None = None
+        self.ahead_stored: asyncio.Future[None] | None = None
         self.sends: list[protocol.SendMessage] = []
         self._lazy: dict[str, list[int]] = {}
         self._lazy_count = 0
@@ -260,33 +263,28 @@ class Session(lifecycle.ClosingContext):
                     if self._lazy_count >= LAZY_ACKS:
                         self.flush_lazy()
             case AcknowledgeMode.CLIENT:
-                self.unacknowledged.append(received)
+                self.unacknowledged[received.place] = received
                 received.message._acknowledge = self._acknowledge
             case AcknowledgeMode.TRANSACTED:
-                self.unacknowledged.append(received)
+                self.unacknowledged[received.place] = received
 
     def forget_received(self, received: consumers.ReceivedDelivery) -> bool:
         """Whether the delivery was still unacknowledged."""
-        there = received in self.unacknowledged
-        if there:
-            self.unacknowledged.remove(received)
-        return there
+        return self.unacknowledged.pop(received.place, None) is not None
 
     def held_by(self, consumer: consumers.Consumer) -> list[consumers.ReceivedDelivery]:
         """What the application received from this consumer and has not acknowledged."""
-        return [
-            delivery for delivery in (*self._ending, *self.unacknowledged) if delivery.consumer is consumer
-        ]
+        return [delivery for delivery in self._all_held() if delivery.consumer is consumer]
 
     def has(self, key: str, sequence: int) -> bool:
         """Whether the application received this message and has not acknowledged it."""
-        return any(
-            delivery.sequence == sequence and delivery.key == key
-            for delivery in (*self._ending, *self.unacknowledged)
-        )
+        return (key, sequence) in self.unacknowledged or (key, sequence) in self._ending
+
+    def _all_held(self) -> list[consumers.ReceivedDelivery]:
+        return [*self._ending.values(), *self.unacknowledged.values()]
 
     def _held(self) -> dict[str, list[int]]:
-        held = consumers.by_key((*self._ending, *self.unacknowledged))
+        held = consumers.by_key(self._all_held())
         for key, sequences in self._lazy.items():
             held.setdefault(key, []).extend(sequences)
         return held
@@ -306,7 +304,8 @@ class Session(lifecycle.ClosingContext):
                 await self.connection.submit([], acks)
             except errors.MusterError:
                 self._remove_ending(received)
-                self.unacknowledged[:0] = received  # so that it can be retried or redelivered
+                # So that it can be retried or redelivered
+                self.unacknowledged = {entry.place: entry for entry in received} | self.unacknowledged
                 raise
         self._remove_ending(received)
         await self._detach_closing()
@@ -361,15 +360,16 @@ class Session(lifecycle.ClosingContext):
         A caller can stop waiting for a commit, receive more and commit again: what it received after a commit
         began is not part of it, whatever becomes of that commit.
         """
-        covered = set(self.unacknowledged)
+        covered = self.unacknowledged.copy()
         former, self._ended = self._ended, asyncio.Event()
 
         async def run() -> None:
             await former.wait()
-            received = [delivery for delivery in self.unacknowledged if delivery in covered]
-            self.unacknowledged = [delivery for delivery in self.unacknowledged if delivery not in covered]
-            self._ending += received
-            await work(received)
+            ending = {place: entry for place, entry in self.unacknowledged.items() if place in covered}
+            for place in ending:
+                del self.unacknowledged[place]
+            self._ending |= ending
+            await work(list(ending.values()))
 
         await self.connection.run_shielded(run(), self._ended.set)
 
@@ -379,8 +379,8 @@ class Session(lifecycle.ClosingContext):
             raise message_errors.IllegalState("only a transacted session can commit or roll back")
 
     def _remove_ending(self, received: Iterable[consumers.ReceivedDelivery]) -> None:
-        ended = set(received)
-        self._ending = [delivery for delivery in self._ending if delivery not in ended]
+        for delivery in received:
+            self._ending.pop(delivery.place, None)
 
     async def _detach_closing(self) -> None:
         """Detach closed consumers of which the application holds nothing any more."""
@@ -396,7 +396,7 @@ class Session(lifecycle.ClosingContext):
             for consumer in everyone:  # a message may return through another consumer of the session
                 await consumer.pause()
             for consumer in everyone:
-                received = [delivery for delivery in self._ending if delivery.consumer is consumer]
+                received = [entry for entry in self._ending.values() if entry.consumer is consumer]
                 await consumer.give_back(received)
                 self._remove_ending(received)
         finally:

@@ -46,6 +46,14 @@ class ReceivedDelivery:
         self.key = key
         self.sequence = sequence
 
+    @property
+    def place(self) -> object:
+        """Identifies the message in its session."""
+        return (self.key, self.sequence) if self.key else self
+
+
+Held = dict[object, ReceivedDelivery]  # by place, in the order of reception
+
 
 def by_key(received: Iterable[ReceivedDelivery]) -> dict[str, list[int]]:
     acks: dict[str, list[int]] = {}
@@ -132,7 +140,7 @@ class Consumer(lifecycle.ClosingContext):
             if session.holds_received:  # before the handler, which may commit or acknowledge it
                 session.mark_received(received)
             else:
-                session.unacknowledged.append(received)  # it has been seen, even if the handler never returns
+                session.unacknowledged[received.place] = received  # seen, even if the handler never returns
             try:
                 await handler(received.message)
             except Exception as error:  # noqa: BLE001 - after any error, the message is not acknowledged
@@ -151,7 +159,9 @@ class Consumer(lifecycle.ClosingContext):
         return None
 
     async def _load(self, received: ReceivedDelivery) -> bool:
-        """Read the body of the message, if it is stored separately. False: it does not exist any more."""
+        """Read the body of the message, if it is stored separately. False: it does not exist any more, or the
+        message expired meanwhile.
+        """
         if received.message.unloaded is None:
             return True
         try:
@@ -162,6 +172,9 @@ class Consumer(lifecycle.ClosingContext):
         except BaseException:
             self._push_front(received)
             raise
+        if _has_expired(received.message):
+            self._on_expired(received)
+            return False
         return True
 
     async def _on_unreadable(self, received: ReceivedDelivery, error: errors.MusterError) -> None:
@@ -179,6 +192,7 @@ class Consumer(lifecycle.ClosingContext):
             async with asyncio.timeout(timeout_s):
                 while True:
                     while not self._arrived and not self.closed:
+                        self._before_waiting()
                         self._wake.clear()
                         await self._wake.wait()
                     if (received := self._pop()) is not None or self.closed:
@@ -196,11 +210,10 @@ class Consumer(lifecycle.ClosingContext):
             self._turn_began_s = loop.time()
 
     def _pop(self) -> ReceivedDelivery | None:
-        now_ms = time.time_ns() // 1_000_000
         while self._arrived:
             received = self._arrived.popleft()
             self._on_popped(received)
-            if received.message.expiration_ms and received.message.expiration_ms <= now_ms:
+            if _has_expired(received.message):
                 self._on_expired(received)
                 continue
             return received
@@ -218,6 +231,9 @@ class Consumer(lifecycle.ClosingContext):
         pass
 
     def _on_expired(self, received: ReceivedDelivery) -> None:
+        pass
+
+    def _before_waiting(self) -> None:
         pass
 
     async def _poll_dispatcher(self) -> None:
@@ -259,7 +275,7 @@ class Consumer(lifecycle.ClosingContext):
 
 
 class DispatchedConsumer(Consumer):
-    """Receives from the dispatcher, up to ``prefetch`` messages ahead."""
+    """Receives from the dispatcher, up to ``prefetch`` messages ahead; 0: when the application waits."""
 
     def __init__(
         self,
@@ -272,10 +288,12 @@ class DispatchedConsumer(Consumer):
         shared: bool,
         no_local: bool,
     ) -> None:
+        if prefetch < 0:
+            raise errors.InvalidInput(f"prefetch is at least 0, not {prefetch}")
         super().__init__(session, destination)
         self.number = session.connection.next_number()
         self._prefetch = prefetch
-        self._spent = 0
+        self._spent = 0 if prefetch else 1  # credit to grant; without prefetch, when the application waits
         self._paused = False
         self._attach_request = protocol.AttachConsumer(
             session.connection.name,
@@ -286,21 +304,20 @@ class DispatchedConsumer(Consumer):
             shared=shared,
             selector=selector,
             no_local=no_local,
-            credit=prefetch,
         )
 
     def drop_waiting(self) -> None:
         self._arrived.clear()
-        self._spent = 0
+        if self._prefetch:
+            self._spent = 0
 
     def attach_request(self) -> protocol.AttachConsumer:
         """The request to attach. A new dispatcher does not know earlier deliveries, so those that wait here
         are dropped: they would be delivered twice.
         """
         self.drop_waiting()
-        if self.closed or self._paused:
-            return msgspec.structs.replace(self._attach_request, credit=0)
-        return self._attach_request
+        credit = 0 if self.closed or self._paused else self._prefetch or 1 - self._spent
+        return msgspec.structs.replace(self._attach_request, credit=credit)
 
     def deliver(self, delivery: protocol.MessageDelivery) -> None:
         if delivery.count and self._has(delivery.key, delivery.sequence):
@@ -346,14 +363,21 @@ class DispatchedConsumer(Consumer):
 
     def _spend(self) -> None:
         self._spent += 1
-        if self._spent >= max(1, self._prefetch // 2):
+        if not self._prefetch:
+            self._wake.set()  # if the application waits, it requests the next
+        elif self._spent >= max(1, self._prefetch // 2):
             self._grant()
 
-    def _grant(self) -> None:
-        spent, self._spent = self._spent, 0
+    def _before_waiting(self) -> None:
+        if not self._prefetch:
+            self._grant()
+
+    def _grant(self) -> asyncio.Task[None] | None:
         connection = self.session.connection
-        if spent and not self._paused:
-            connection.spawn(connection.notify(protocol.GrantCredit(connection.name, self.number, spent)))
+        if not self._spent or self._paused:
+            return None
+        spent, self._spent = self._spent, 0
+        return connection.spawn(connection.notify(protocol.GrantCredit(connection.name, self.number, spent)))
 
     def _on_expired(self, received: ReceivedDelivery) -> None:
         connection = self.session.connection
@@ -364,7 +388,8 @@ class DispatchedConsumer(Consumer):
 
     async def _poll_dispatcher(self) -> None:
         connection = self.session.connection
-        self._grant()
+        if (granting := self._grant()) is not None:
+            await granting
         await connection.outbox.wait_idle()  # acknowledgements make room for more
         await connection.request(protocol.Ping(connection.name, [self.number]))
 
@@ -379,6 +404,7 @@ class DispatchedConsumer(Consumer):
             with contextlib.suppress(errors.Unavailable):  # it is attached again, with its credit
                 await connection.notify(protocol.GrantCredit(connection.name, self.number, self._prefetch))
         self._paused = False
+        self._wake.set()
 
     async def give_back(self, received: list[ReceivedDelivery]) -> None:
         connection = self.session.connection
@@ -391,7 +417,7 @@ class DispatchedConsumer(Consumer):
         await connection.request(protocol.StopDelivery(connection.name, [self.number]), timeout_s=timeout_s)
         ahead = by_key(self._arrived)
         self._arrived.clear()
-        self._spent = 0
+        self._spent = 0 if self._prefetch else 1
         if ahead:
             release = protocol.ReleaseMessages(connection.name, ahead, counted=False)
             await connection.request(release, timeout_s=timeout_s)
@@ -413,7 +439,10 @@ class DispatchedConsumer(Consumer):
 
     async def detach(self) -> None:
         held = self.session.held_by(self)
-        self.session.unacknowledged = [
-            delivery for delivery in self.session.unacknowledged if delivery.consumer is not self
-        ]
+        for delivery in held:
+            self.session.unacknowledged.pop(delivery.place, None)
         await self.session.connection.detach(self.number, by_key(held))
+
+
+def _has_expired(message: messages.JmsMessage) -> bool:
+    return bool(message.expiration_ms) and message.expiration_ms <= time.time_ns() // 1_000_000

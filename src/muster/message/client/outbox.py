@@ -70,6 +70,7 @@ class Outbox:
         self.full_s = FULL_S
         self._waiting: deque[_Submission] = deque()
         self._current: list[_Submission] = []
+        self._acknowledging: set[tuple[str, int]] | None = None  # None: not known
         self._unsent = 0
         self._unsent_bytes = 0
         self._room = asyncio.Event()
@@ -104,6 +105,7 @@ class Outbox:
                     f"a transaction of {together} bytes: the maximum is {protocol.WORK_BYTES_MAX}"
                 )
         self._waiting.append(waiting)
+        self._acknowledging = None
         self._unsent += len(sends)
         self._unsent_bytes += waiting.size
         if self.is_full:
@@ -119,7 +121,10 @@ class Outbox:
 
     def is_acknowledging(self, key: str, sequence: int) -> bool:
         """Whether an acknowledgement of the message is not confirmed yet."""
-        return any(sequence in acks.get(key, ()) for acks in self.pending_acks())
+        if self._acknowledging is None:
+            acks = [item for entry in self.pending_acks() for item in entry.items()]
+            self._acknowledging = {(backlog, number) for backlog, numbers in acks for number in numbers}
+        return (key, sequence) in self._acknowledging
 
     @property
     def log_is_full(self) -> bool:
@@ -154,6 +159,7 @@ class Outbox:
                 self._current = taken
                 await self._store(taken)
                 self._current = []
+                self._acknowledging = None
 
     def _next_batch(self) -> list[_Submission]:
         """The submissions of the next work; none if nothing waits, or the log is full."""

@@ -119,7 +119,7 @@ class PartitionLink:
                 self._registered = True
                 self._attached.clear()
             for number, consumer in list(self._consumers.items()):
-                if number not in self._attached:
+                if number not in self._attached and number in self._consumers:  # not closed meanwhile
                     await self._attach_again(number, consumer)
 
     async def _subscribe(self) -> None:

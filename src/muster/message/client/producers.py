@@ -67,7 +67,6 @@ class Producer:
         self.delay_s = delay_s
         self._name = str(destination)
         self._subject = destination.subject if destination and _is_direct(destination) else None
-        self._is_temporary = destination is not None and destination.is_temporary
         self._heads: dict[tuple[type, int, bool], str] = {}
         self._follows_slow = False
 
@@ -99,12 +98,8 @@ class Producer:
             await self._wait(destination)
         direct, future = self._send(to_message(body), to, options)
         if direct is not None:
-            subject, data, headers = direct
-            await self._connection.publish_bus.publish(subject, data, headers=headers)
-        elif future is not None and (
-            options.get("persistent", self.persistent)
-            or (destination is not None and destination.is_temporary)
-        ):
+            await self._publish(*direct, self._session.ahead)
+        elif future is not None:
             await future
 
     async def _send_plain(self, kind: type, data: bytes) -> None:
@@ -112,15 +107,28 @@ class Producer:
         if subject is not None and (not self._follows_slow or connection.holds):
             await self._wait(self.destination)
         if subject is not None and not self.persistent and len(data) <= protocol.LARGE_BYTES:
-            await connection.publish_bus.publish(
-                subject, data, headers={messages.HEADER: self._fast_header(kind)}
-            )
+            headers = {messages.HEADER: self._fast_header(kind)}
+            await self._publish(subject, data, headers, self._session.ahead)
             return
         if connection.outbox.is_full:
             await connection.outbox.wait_for_room()
-        future = connection.submit([protocol.SendMessage(self._name, self._fast_header(kind), data)])
-        if self.persistent or self._is_temporary or len(data) > protocol.LARGE_BYTES:
-            await future
+        send = protocol.SendMessage(self._name, self._fast_header(kind), data)
+        await self._store(send, large=subject is not None and not self.persistent)
+
+    async def _publish(
+        self, subject: str, data: bytes, headers: dict[str, str], ahead: asyncio.Future[None] | None
+    ) -> None:
+        """Publish directly, after what was sent before."""
+        if ahead is not None and not ahead.done():
+            await asyncio.wait((ahead,))
+        await self._connection.publish_bus.publish(subject, data, headers=headers)
+
+    def _store(self, send: protocol.SendMessage, *, large: bool) -> asyncio.Future[None]:
+        """``large``: it would be published directly, if it were smaller."""
+        future = self._connection.submit([send])
+        if large:
+            self._session.ahead = self._session.ahead_stored = future
+        return future
 
     def _fast_header(self, kind: type) -> str:
         """The header of a plain text or bytes message: a `messages.MessageMeta` in JSON."""
@@ -157,10 +165,8 @@ class Producer:
         message = to_message(body)
         direct, future = self._send(message, to, options)
         if direct is not None:
-            subject, data, headers = direct
-            future = self._connection.spawn(
-                self._connection.publish_bus.publish(subject, data, headers=headers)
-            )
+            future = self._connection.spawn(self._publish(*direct, self._session.ahead_stored))
+            self._session.ahead = future
         if future is None:
             future = asyncio.get_running_loop().create_future()
             future.set_result(None)
@@ -190,13 +196,8 @@ class Producer:
         self._stamp(message, destination, **options)
         meta, data = message.meta()
         raw = messages.encode_meta(meta).decode()
-        direct = (
-            _is_direct(destination)
-            and not message.persistent
-            and not meta.delivery_time_ms
-            and len(data) <= protocol.LARGE_BYTES
-        )
-        if direct and not session.transacted:
+        direct = _is_direct(destination) and not message.persistent and not meta.delivery_time_ms
+        if direct and len(data) <= protocol.LARGE_BYTES and not session.transacted:
             subject = self._subject or destination.subject
             return (subject, data, {messages.HEADER: raw}), None
         send = protocol.SendMessage(str(destination), raw, data)
@@ -205,7 +206,7 @@ class Producer:
                 raise errors.LimitExceeded(f"a transaction contains at most {protocol.SENDS_MAX} messages")
             session.sends.append(send)
             return None, None
-        return None, self._connection.submit([send])
+        return None, self._store(send, large=direct)
 
     def _stamp(
         self,

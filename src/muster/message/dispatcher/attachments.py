@@ -39,6 +39,7 @@ class Attachments:
         self._capture = capture
         self._uses: dict[str, _Usage] = {}  # by backlog, or by shared subscription that is not durable
         self._ending: dict[str, list[state.ReplyCallback]] = {}  # subscriptions that are being ended
+        self._starting: dict[lines.ConsumerKey, lines.BacklogConsumer] = {}  # that is being stored
 
     def attach(
         self, connection: state.ClientConnection, request: protocol.AttachConsumer, reply: state.ReplyCallback
@@ -206,23 +207,42 @@ class Attachments:
         number = consumer.key[1]
 
         def start(_: list[int]) -> None:
+            if self._starting.get(consumer.key) is consumer:
+                del self._starting[consumer.key]
             if connection.consumers.get(number) != source.key:
                 return  # it was detached meanwhile
+            if self._ledger.backlogs.get(source.key) is not source:
+                failed(errors.Unavailable(f"{source.key!r} was deleted meanwhile: try again"))
+                return
             if consumer.key not in source.consumers:
                 source.attach(consumer)  # otherwise it attaches again without a loss
             reply(protocol.DispatcherReply(epoch=self._state.epoch, key=source.key))
             self._delivery.pump(source)
 
         def failed(error: errors.MusterError) -> None:
+            self._starting.pop(consumer.key, None)
             self._remove_user(connection, number)
             reply(protocol.failed(error))
 
         if source.key in self._ledger.consumed:
             start([])
         else:
+            self._starting[consumer.key] = consumer
             self._state.journal.add(
                 journal.JournalItem([], ledger.LogRecord(consumed=[source.key]), start, failed)
             )
+
+    def credit(self, connection: state.ClientConnection, number: int, more: int | None) -> None:
+        """Grant credit to a consumer, which may still be starting. None: it has none any more."""
+        key = connection.name, number
+        if (starting := self._starting.get(key)) is not None:
+            starting.credit = 0 if more is None else starting.credit + more
+        if source := self._ledger.backlogs.get(connection.consumers.get(number, "")):
+            if more is None:
+                source.stop(key)
+            else:
+                source.credit(key, more)
+                self._delivery.pump(source)
 
     # End.
 

@@ -15,7 +15,8 @@ its line is blocked until the caller has read the messages that `wanted` names a
 The order is by priority, then by sequence; a released message returns to its old place. Consumers with the
 same selector form a line (`lines`) and take turns. A new selector has to be compared with all messages once
 (`unscanned_line`, `scanned`); its consumers receive nothing until that is done. Messages of a group go to one
-consumer as long as it is attached; while it has no credit, they are reserved for it.
+consumer as long as it is attached; while it has no credit, they are reserved for it. A message that one
+consumer returned for others does not go to it again; while no other can receive it, it is set aside.
 
 The work for each message does not depend on the depth of the queue.
 """
@@ -83,7 +84,6 @@ class Backlog:
         self.position = floor
         self.live = False
         self.early = False  # deliver although not everything is indexed
-        self.generation = 0  # what is read for the index after an `unload` must start again
         self.max_deliveries = max_deliveries
         self.suspect = 0  # up to here, an earlier dispatcher may have delivered
         # Deliveries and failures of messages that are not held now
@@ -100,6 +100,9 @@ class Backlog:
         self._lines = selector_lines.SelectorLines(self._waiting)
         # Selectors whose line no longer contains a pending message that is not waiting now
         self._skipped: dict[int, set[str]] = {}
+        # Consumers that do not receive a message, because they returned it for others or select others
+        self._excluded: dict[int, set[lines.ConsumerKey]] = {}
+        self._aside: dict[int, int] = {}  # the level of messages that wait for other consumers
         # Lines and consumers (with reserved messages) that may have something to deliver
         self._active: OrderedDict[Source, None] = OrderedDict()
         self._blocked: dict[Source, None] = {}  # those whose next message has to be read from the log
@@ -148,9 +151,10 @@ class Backlog:
         """Drop the index, because there are no consumers."""
         self.position = self.floor
         self.live = self.early = False
-        self.generation += 1
         self.pending.clear()
         self._skipped.clear()
+        self._aside.clear()
+        self._excluded.clear()
         self._finishing = dict.fromkeys(self._finishing)
         self._forget_lines(self._lines.clear())
 
@@ -260,6 +264,10 @@ class Backlog:
             if not consumer.in_turn:
                 consumer.in_turn = True
                 line.turn.append(consumer)
+            for number in [
+                number for number in self._aside if consumer.key not in self._excluded.get(number, ())
+            ]:
+                self._wait(self._aside.pop(number), number)
 
     # Outcomes.
 
@@ -293,6 +301,7 @@ class Backlog:
             self._stop_waiting(number)
         self.counts.pop(number, None)
         self._skipped.pop(number, None)
+        self._excluded.pop(number, None)
         neighbours = self.pending.remove(number)
         if neighbours is None:
             self.done.add(number)
@@ -301,8 +310,15 @@ class Backlog:
         return True
 
     def release(
-        self, numbers: Iterable[int], connection: str, *, counted: bool, reason: str | None = None
+        self,
+        numbers: Iterable[int],
+        connection: str,
+        *,
+        counted: bool,
+        reason: str | None = None,
+        elsewhere: bool = False,
     ) -> list[Instruction]:
+        """``elsewhere``: for other consumers than the one that held it."""
         instructions: list[Instruction] = []
         for number in numbers:
             held = self.held.get(number)
@@ -312,6 +328,8 @@ class Backlog:
                 self._let_go(held)
                 instructions.append(self._dead(held, reason))
             else:
+                if elsewhere:
+                    self._excluded.setdefault(number, set()).add(held.holder.key)
                 instructions += self._back(number, counted=counted, failed=counted)
         return instructions
 
@@ -355,6 +373,8 @@ class Backlog:
 
     def _stop_waiting(self, number: int) -> int | None:
         """Remove the message from those that wait, and return its level; None if it was not waiting."""
+        if number in self._aside:
+            return self._aside.pop(number)
         for numbers in (self._waiting, *(consumer.reserved for consumer in self.consumers.values())):
             if (level := numbers.level(number)) is not None:
                 numbers.discard(level, number)
@@ -448,6 +468,13 @@ class Backlog:
             if not consumer.reserved:
                 consumer.reserved_groups.clear()
         else:
+            if number in self._excluded:
+                self._waiting.discard(level, number)
+                if (other := self._not_excluded(number, meta)) is None:
+                    self._aside[number] = level
+                else:
+                    instructions.append(self._hand(level, number, message, other))
+                return True
             owner = self._group_owner(meta.group, meta, consumer)
             self._waiting.discard(level, number)
             if owner is not consumer and (owner.credit <= 0 or owner.reserved):
@@ -461,6 +488,16 @@ class Backlog:
                 line.turn.rotate(-1)
         instructions.append(self._hand(level, number, message, consumer))
         return True
+
+    def _not_excluded(self, number: int, meta: messages.MessageMeta) -> lines.BacklogConsumer | None:
+        """A consumer with credit for a message that another one returned, whatever its group."""
+        excluded = self._excluded[number]
+        for consumer in self.consumers.values():
+            if consumer.key not in excluded and not selectors.accepts(consumer.selector, meta):
+                excluded.add(consumer.key)
+            if consumer.key not in excluded and consumer.credit > 0:
+                return consumer
+        return None
 
     def _first(self, line: lines.SelectorLine) -> tuple[int, int] | None:
         """Level and number of the first waiting message of a line."""

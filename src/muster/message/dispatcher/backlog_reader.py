@@ -1,7 +1,8 @@
 """Reads the log for backlogs: for their index, for new selectors, and the messages to deliver.
 
-Each backlog has at most two tasks here, one that indexes and one that reads messages. Memory is bounded by
-the cache, whatever the depth of a queue.
+Each backlog has at most two tasks here, one that indexes and one that reads messages. They end with the
+backlog, or when it is unloaded: another backlog with the same key reads for itself. Memory is bounded by the
+cache, whatever the depth of a queue.
 """
 
 from __future__ import annotations
@@ -43,43 +44,45 @@ class BacklogReader:
         self._cache = cache
         self._pump = pump
         self._on_live = on_live
-        self._indexing: set[str] = set()
-        self._reading: set[str] = set()
-        self._callbacks: list[tuple[set[str], Callable[[], None]]] = []
+        self._indexing: dict[backlog.Backlog, asyncio.Task[None]] = {}
+        self._reading: dict[backlog.Backlog, asyncio.Task[None]] = {}
+        self._callbacks: list[tuple[list[backlog.Backlog], Callable[[], None]]] = []
         self.may_read = asyncio.Event()  # cleared while too much waits to be sent
         self.may_read.set()
 
     def start(self, source: backlog.Backlog) -> None:
         """Read what the backlog needs now."""
-        key = source.key
-        if not source.consumers or self._ledger.backlogs.get(key) is not source:
+        if not source.consumers:
             return
-        if key not in self._indexing and (not source.live or source.unscanned_line() is not None):
-            self._indexing.add(key)
-            self._state.spawn(self._index(source))
-        if key not in self._reading and source.is_blocked:
-            self._reading.add(key)
-            self._state.spawn(self._read_wanted(source))
+        if source not in self._indexing and (not source.live or source.unscanned_line() is not None):
+            self._indexing[source] = self._state.spawn(self._index(source))
+        if source not in self._reading and source.is_blocked:
+            self._reading[source] = self._state.spawn(self._read_wanted(source))
 
-    def when_read(self, keys: set[str], act: Callable[[], None]) -> None:
+    def stop(self, source: backlog.Backlog) -> None:
+        """Nothing is read for the backlog any more: it has been replaced, or its index is dropped."""
+        for running in (self._indexing, self._reading):
+            if (task := running.pop(source, None)) is not None:
+                task.cancel()
+        self._call_back()
+
+    def when_read(self, sources: list[backlog.Backlog], act: Callable[[], None]) -> None:
         """Call ``act`` when nothing is being read for these backlogs."""
-        if self._indexing.isdisjoint(keys) and self._reading.isdisjoint(keys):
+        if self._indexing.keys().isdisjoint(sources) and self._reading.keys().isdisjoint(sources):
             act()
         else:
-            self._callbacks.append((keys, act))
+            self._callbacks.append((sources, act))
 
-    def _finished(self, source: backlog.Backlog) -> None:
-        self.start(source)
+    def _call_back(self) -> None:
         waiting, self._callbacks = self._callbacks, []
-        for keys, act in waiting:
-            self.when_read(keys, act)
+        for sources, act in waiting:
+            self.when_read(sources, act)
 
     # The index.
 
     async def _index(self, source: backlog.Backlog) -> None:
-        generation = source.generation
         early_at = self._state.loop.time() + PATIENCE_S
-        while source.consumers and source.generation == generation:
+        while source.consumers:
             if not source.live:
                 if self._cache.covers(source.position):
                     self._index_rest(source)
@@ -91,8 +94,9 @@ class BacklogReader:
                 source.early = False
                 break
             self._pump(source)
-        self._indexing.discard(source.key)
-        self._finished(source)
+        del self._indexing[source]
+        self.start(source)
+        self._call_back()
 
     def _index_rest(self, source: backlog.Backlog) -> None:
         """Index the end of the log, which is in memory, in one step: the backlog is live."""
@@ -107,12 +111,9 @@ class BacklogReader:
         self._on_live(source)
 
     async def _index_until(self, source: backlog.Backlog, end: int, early_at: float) -> None:
-        generation = source.generation
         subscription = self._ledger.subscriptions.get(source.key)
         cached = 0
         async for page in self._state.read(pages.sequence_of(source.position + 1), self._subject(source)):
-            if source.generation != generation:
-                return
             if subscription is not None and not self._matches_topic(subscription, page.subject):
                 continue
             for number, held in pages.read(page.sequence, page.data):
@@ -129,8 +130,7 @@ class BacklogReader:
                     cached += len(held.data)
                     self._cache.add_read(number, meta, held.raw, held.data)
             await self._pause(source, early_at)
-        if source.generation == generation:
-            source.position = max(source.position, end)
+        source.position = max(source.position, end)
 
     def _index_for_subscription(
         self,
@@ -200,8 +200,9 @@ class BacklogReader:
             source.unblock()
             self._pump(source)
             await self.may_read.wait()
-        self._reading.discard(source.key)
-        self._finished(source)
+        del self._reading[source]
+        self.start(source)
+        self._call_back()
 
     async def _read(self, source: backlog.Backlog, numbers: list[int]) -> list[int]:
         """Read the first of these messages into the cache; returns those that the log does not contain."""
@@ -244,8 +245,10 @@ class BacklogReader:
             del sequences[: len(run)]
 
     def _finish_missing(self, source: backlog.Backlog, missing: list[int]) -> None:
-        """Messages that were removed from the log by other means than the dispatcher are done."""
-        numbers = [number for number in missing if source.withdraw(number)]
+        """Messages that were removed from the log by other means than the dispatcher are done. Those that
+        are done already may have been removed by it since.
+        """
+        numbers = [number for number in missing if not source.is_done(number) and source.withdraw(number)]
         if not numbers:
             return
         events.warning("messages-missing", backlog=source.key, count=len(numbers), first=numbers[0])

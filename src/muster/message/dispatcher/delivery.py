@@ -33,7 +33,8 @@ class DeliveryQueue:
         self.reader = backlog_reader.BacklogReader(
             shared, self.cache, self.pump, lambda source: self.set_live(source, live=True)
         )
-        self._idle_since: dict[str, float] = {}  # subscriptions without consumers that are still indexed
+        # Backlogs of subscriptions without consumers that are still indexed
+        self._idle_since: dict[backlog.Backlog, float] = {}
         self._unsent_bytes = 0
         self.bodies = large_bodies.LargeBodies(shared)
         self.transfers = transfers.Transfers(shared)
@@ -46,6 +47,7 @@ class DeliveryQueue:
         self._last_due_number = 0
         self._flush = asyncio.Event()
         shared.on_stored = self._stored
+        shared.on_ended = self._ended
 
     # Into the log.
 
@@ -210,20 +212,24 @@ class DeliveryQueue:
         """
         source.settle(self._ledger.end)
         if source.key in self._ledger.subscriptions:
-            self._idle_since[source.key] = self._state.loop.time()
+            self._idle_since[source] = self._state.loop.time()
 
     def unload(self, source: backlog.Backlog) -> None:
-        self._idle_since.pop(source.key, None)
+        self._ended(source)
         source.settle(self._ledger.end)
         self.set_live(source, live=False)
         source.unload()
 
     def unload_idle(self, now: float) -> None:
-        for key in [key for key, since in self._idle_since.items() if now - since > IDLE_S]:
-            del self._idle_since[key]
-            source = self._ledger.backlogs.get(key)
-            if source is not None and not source.consumers:
+        for source in [source for source, since in self._idle_since.items() if now - since > IDLE_S]:
+            del self._idle_since[source]
+            if not source.consumers:
                 self.unload(source)
+
+    def _ended(self, source: backlog.Backlog) -> None:
+        """Nothing is done for the backlog any more."""
+        self._idle_since.pop(source, None)
+        self.reader.stop(source)
 
     def execute(self, source: backlog.Backlog, instructions: list[backlog.Instruction]) -> None:
         expired: list[int] = []
@@ -262,10 +268,16 @@ class DeliveryQueue:
 
     async def _dead_letter(self, source: backlog.Backlog, number: int, reason: str, target: str) -> None:
         """Move a message to the queue ``target`` of dead letters or expired messages. While the log has no
-        room, it is delivered to no consumer, and the move is retried.
+        room, it is delivered to no consumer, and the move is retried. An expired one is no dead letter.
         """
         copies: list[journal.JournalMessage] = []
-        if (message := await self.reader.get(source, number)) is not None:
+        message = await self.reader.get(source, number)
+        if message is not None and reason != messages.EXPIRED:
+            expires_ms = message.meta.expiration_ms
+            if expires_ms and expires_ms <= self._state.now_ms():
+                source.expired += 1
+                reason, target = messages.EXPIRED, self._state.queue_settings(source.key).expired or ""
+        if message is not None and target:
             meta = moved_messages.to_dead_letter(message.meta, reason, self._origin(source, message))
             raw = messages.encode_meta(meta).decode()
             copies.append(self.copy_to(destinations.queue(target), meta, raw, message.data, due=True))
@@ -275,6 +287,8 @@ class DeliveryQueue:
                 await self._state.store(journal.JournalItem(copies, record))
                 return
             except errors.Refused:  # the log is full
+                if self._ledger.backlogs.get(source.key) is not source:
+                    return  # it has ended with its messages
                 await asyncio.sleep(RETRY_S)
             except errors.MusterError:  # the next dispatcher delivers it again
                 return

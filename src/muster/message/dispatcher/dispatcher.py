@@ -262,7 +262,7 @@ class Dispatcher:
                 connection = self._require_connection(sender, request.connection)
                 keys = {connection.consumers.get(number, "") for number in request.consumers}
                 self._delivery.reader.when_read(
-                    keys,
+                    [self._ledger.backlogs[key] for key in keys if key in self._ledger.backlogs],
                     lambda: reply(
                         protocol.DispatcherReply(delivered=connection.delivered, notified=connection.notified)
                     ),
@@ -289,16 +289,13 @@ class Dispatcher:
                 self._attachments.attach(self._require_connection(sender, request.connection), request, reply)
             case protocol.GrantCredit():
                 connection = self._require_connection(sender, request.connection)
-                if source := self._ledger.backlogs.get(connection.consumers.get(request.consumer, "")):
-                    source.credit((connection.name, request.consumer), request.more)
-                    self._delivery.pump(source)
+                self._attachments.credit(connection, request.consumer, request.more)
             case protocol.SlowConsumer():
                 self._broadcast_slow(self._require_connection(sender, request.connection), request)
             case protocol.StopDelivery():
                 connection = self._require_connection(sender, request.connection)
                 for number in request.consumers:
-                    if source := self._ledger.backlogs.get(connection.consumers.get(number, "")):
-                        source.stop((connection.name, number))
+                    self._attachments.credit(connection, number, None)
                 reply(protocol.DispatcherReply())
             case protocol.ReleaseMessages():
                 connection = self._require_connection(sender, request.connection)
@@ -307,7 +304,11 @@ class Dispatcher:
                         self._delivery.execute(
                             source,
                             source.release(
-                                sequences, connection.name, counted=request.counted, reason=request.reason
+                                sequences,
+                                connection.name,
+                                counted=request.counted,
+                                reason=request.reason,
+                                elsewhere=request.elsewhere,
                             ),
                         )
                         self._delivery.pump(source)

@@ -15,6 +15,7 @@ from typing import Any, Final
 from muster.bus import api
 from muster.core import errors
 from muster.message import destinations, messages, partitions, protocol, selectors, settings
+from muster.message.dispatcher import backlog
 from muster.message.dispatcher.log import journal, ledger, pages
 from muster.supervision import tasks
 
@@ -116,6 +117,7 @@ class DispatcherState:
         # Called when messages are in the log
         self.on_stored: Callable[[journal.Placed], None] = lambda _: None
         self.on_record: Callable[[ledger.LogRecord], None] = lambda _: None
+        self.on_ended: Callable[[backlog.Backlog], None] = lambda _: None  # it was replaced or deleted
         self.failure: asyncio.Future[None] = self.loop.create_future()
         self.tasks = tasks.TaskSupervisor(
             "dispatcher", on_fatal=self._end_with, handles=self._is_interruption
@@ -180,8 +182,10 @@ class DispatcherState:
         if record is not None:
             # Not `-` of two keys(), which visits all backlogs for each batch
             new_queues = [key for key in record.stored if key not in self.ledger.backlogs]
-            self.ledger.apply(record, end)
+            ended = self.ledger.apply(record, end)
             self.on_record(record)
+            for source in ended:
+                self.on_ended(source)
             self.records += 1
             for key in new_queues:  # the log contains no earlier messages of it
                 self.ledger.backlogs[key].start_empty(before)

@@ -144,6 +144,9 @@ class LogCheckpoint(msgspec.Struct, omit_defaults=True):
     decided: dict[str, list[int]] = {}
 
 
+Ended = list[backlog.Backlog]
+
+
 class Ledger:
     """``head`` is the sequence of the last page of the log, ``end`` the highest number up to there."""
 
@@ -185,11 +188,13 @@ class Ledger:
     def reach(self, head: int, end: int) -> None:
         self.head, self.end = head, end
 
-    def apply(self, record: LogRecord, end: int) -> None:
-        """``end`` is the last number of the record's page: a subscription receives what comes after it."""
+    def apply(self, record: LogRecord, end: int) -> Ended:
+        """``end`` is the last number of the record's page: a subscription receives what comes after it.
+        Returns the backlogs that were replaced or deleted.
+        """
+        ended = [self.backlogs.pop(subscription.key, None) for subscription in record.subscribed]
         for subscription in record.subscribed:
             self.subscriptions[subscription.key] = subscription
-            self.backlogs.pop(subscription.key, None)
             self.backlog(subscription.key, floor=end)
             self.created[subscription.key] = end
         for key, count in record.stored.items():
@@ -205,10 +210,11 @@ class Ledger:
                         self.depths[key] -= 1
         for key in record.unsubscribed:
             self.subscriptions.pop(key, None)
-            self.backlogs.pop(key, None)
+            ended.append(self.backlogs.pop(key, None))
             self.created.pop(key, None)
             self.consumed.discard(key)
         for key in record.dropped:
+            ended.append(self.backlogs.get(key))
             self.forget(key)
             self.dropped.add(key)
         self.consumed.update(record.consumed)
@@ -224,6 +230,7 @@ class Ledger:
         self.decided.update(record.decided)
         for attempt in record.completed:
             self.decided.pop(attempt, None)
+        return [source for source in ended if source is not None]
 
     def forget(self, key: str) -> None:
         """Forget a queue. If the log still contains messages of it, all would be delivered again."""

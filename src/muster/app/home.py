@@ -6,6 +6,7 @@
       keys/          seeds and credentials, readable by their owner only (`trust.keys_dir` may move it)
       certs/         the domain's certificate authority and the certificates it issued
       brokers/       data of the brokers
+      agent/         records and data of this machine's resources
       store.db       system state
       logs/          output of detached processes
       run/           exists only while the domain runs: the lock, its addresses, in pages/ the address of
@@ -146,6 +147,10 @@ class DomainFolder:
     @property
     def logs(self) -> Path:
         return self.root / "logs"
+
+    @property
+    def agent(self) -> Path:
+        return self.root / "agent"
 
     @property
     def run(self) -> Path:

@@ -160,6 +160,16 @@ def members(mark: str, session: int | None = None) -> list[int]:
     return [pid for _, pid in sorted(found)]
 
 
+def marks() -> set[str]:
+    """The marks of all runs that have a process. Blocks."""
+    prefix, found = f"{MARK}=".encode(), set()
+    for file in pathlib.Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError, ValueError):
+            entries = file.read_bytes().split(b"\0")
+            found |= {entry[len(prefix) :].decode() for entry in entries if entry.startswith(prefix)}
+    return found
+
+
 def signal_all(pids: Iterable[int], number: int) -> bool:
     """Signal each process that still runs. Returns whether there was any that we may signal."""
     signalled = False

@@ -265,7 +265,7 @@ def _worker_config(
         ca=str(certificates.bundle(base_settings)) if uses_tls else None,
         keys=str(base_settings.keys_folder),
         store=store,
-        folder=str(context.folder.root / "agent"),
+        folder=str(context.folder.agent),
         zone=base_settings.domain.zone,
         beat_s=manage_settings.beat_s,
         manager_ttl_s=manage_settings.manager_ttl_s,

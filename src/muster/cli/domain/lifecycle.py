@@ -9,11 +9,13 @@ import click
 
 from muster.cli import command
 from muster.cli.domain import config as config_
+from muster.core import units
 
 if TYPE_CHECKING:
     from muster.app import settings as app_settings
 
 DETACH_TIMEOUT = "60s"
+LEFT_SHOWN = 8
 LOG_NAME = "domain.log"
 LOOK_S = 0.2
 FAILED_S = 5.0  # a start that failed is repeated, but a part that failed for so long needs attention
@@ -221,16 +223,26 @@ def _dashboard(url: str | None) -> str:
 def down(invocation: command.Invocation, timeout_s: float, force: bool) -> None:
     """Stop the domain of a home.
 
-    Requests a graceful shutdown and waits for it. Succeeds if the domain does not run.
+    Requests a graceful shutdown and waits for it. Succeeds if the domain does not run. The processes of
+    resources continue; the command names the resources.
     """
     from muster.app import home, process
+    from muster.app.operations import left_running
 
     settings = config_.load(invocation)
     folder = home.DomainFolder(settings.domain.folder)
     with invocation.printer.waiting(f"stopping the domain {settings.domain.name}"):
         stopped = process.stop(folder, timeout_s=timeout_s, force=force)
     name = settings.domain.name
+    left = left_running.resources(folder.agent)
+    shown = ", ".join([*left[:LEFT_SHOWN], *(["…"] if len(left) > LEFT_SHOWN else [])])
     invocation.printer.done(
-        {"domain": name, "stopped": stopped},
-        f"the domain {name} is stopped" if stopped else f"the domain {name} was not running",
+        {"domain": name, "stopped": stopped, "left_running": left},
+        (f"the domain {name} is stopped" if stopped else f"the domain {name} was not running")
+        + (
+            f"\nstill running: the processes of {units.format_count(len(left), 'resource')} ({shown}); "
+            "`muster up` manages them again, and `muster drain` before `muster down` stops them"
+            if left
+            else ""
+        ),
     )

@@ -274,14 +274,13 @@ def _pack(
     elsewhere: dict[str, str],
 ) -> BackupManifest:
     members = {"muster.toml": place.settings_file, STORE: work / STORE}
-    entries = {name: settings.domain.folder / name for name, how in CONTENTS.items() if how == AS_IT_IS}
-    for name, entry in (entries | {"keys": settings.keys_folder, PIPELINE: work / PIPELINE}).items():
+    for name, entry in (_entries(settings) | {PIPELINE: work / PIPELINE}).items():
         members |= {name: entry} if entry.is_file() else {}
         members |= {f"{name}/{path.relative_to(entry)}": path for path in _files_below(entry)}
     for key, path in _named_files(settings).items():
-        if key in rule_files.KEYS or path.is_relative_to(place.root):
+        if path.is_file() and (key in rule_files.KEYS or path.is_relative_to(place.root)):
             members[f"{FILES}/{key}"] = path
-        else:
+        elif path.is_file():
             elsewhere = elsewhere | {f"file of {key}": str(path)}
     members |= {f"{STREAMS}/{stream.name}": work / STREAMS / stream.name for stream in streams}
     manifest = BackupManifest(
@@ -311,18 +310,19 @@ def _files_below(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _named_files(settings: app_settings.Settings) -> dict[str, pathlib.Path]:
-    """The existing files that settings name, by key, but not a program: it is part of the machine."""
-    named = {}
-    for field in settings_.fields(app_settings.Settings):
-        value = loader.value_of(settings, field.path)
-        if field.secret:
-            value = value.removeprefix("file:")
-        elif not field.is_path or field.key == "bus.binary":
-            continue
-        path = pathlib.Path(os.path.normpath(core_files.expanded(value)))
-        if path.is_absolute() and path.is_file():
-            named[field.key] = path
-    return named
+    """The paths that settings name, by key; not a program, which is part of the machine."""
+    named = {
+        field.key: str(loader.value_of(settings, field.path)).removeprefix("file:")
+        for field in settings_.fields(app_settings.Settings)
+        if field.secret or (field.is_path and field.key != "bus.binary")
+    }
+    return {key: pathlib.Path(os.path.normpath(path)) for key, path in named.items() if path.startswith("/")}
+
+
+def _entries(settings: app_settings.Settings) -> dict[str, pathlib.Path]:
+    """What is included as it is, by its name in the archive."""
+    entries = {name: settings.domain.folder / name for name, how in CONTENTS.items() if how == AS_IT_IS}
+    return entries | {"keys": settings.keys_folder}
 
 
 def _digest(path: pathlib.Path) -> str:
@@ -336,14 +336,7 @@ def _unpack(file: pathlib.Path, work: pathlib.Path) -> BackupManifest:
         with tarfile.open(file, "r:gz") as archive:
             _extract(archive, work)
         manifest = msgspec.json.decode((work / MANIFEST).read_bytes(), type=BackupManifest)
-    except (
-        tarfile.TarError,
-        EOFError,
-        msgspec.MsgspecError,
-        UnicodeDecodeError,
-        OSError,
-        RecursionError,
-    ) as error:
+    except (tarfile.TarError, EOFError, msgspec.MsgspecError, ValueError, OSError, RecursionError) as error:
         if isinstance(error, FileNotFoundError) and error.filename == str(file):
             raise errors.NotFound(f"the file {file} does not exist") from error
         raise errors.InvalidInput(f"{file} is not a backup or is damaged: {error}") from error
@@ -403,25 +396,22 @@ def _lay_out(
             )
         staged = {"trust.keys_dir": str(work / "keys")}
         settings = loader.load(app_settings.Settings, file=fresh.settings_file, flags=staged)
-    entries = {name: settings.domain.folder / name for name, how in CONTENTS.items() if how == AS_IT_IS}
-    for name, entry in (entries | {"keys": settings.keys_folder}).items():
+    for name, entry in _entries(settings).items():
         if (work / name).exists() and entry != work / name:
             entry.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             (work / name).rename(entry)
         if entry.is_dir():
             entry.chmod(0o700)
     outside = {} if keys_to is None else {work / "keys": keys_to}
-    for field in settings_.fields(app_settings.Settings):
-        staged_file = work / FILES / field.key
+    for key, path in _named_files(settings).items():
+        staged_file, final = work / FILES / key, _outside(path, fresh, place)
         if not staged_file.is_file():
             continue
-        named = pathlib.Path(str(loader.value_of(settings, field.path)).removeprefix("file:"))
-        final = _outside(named, fresh, place)
         if final is None:
-            if named.is_relative_to(place.root):  # an absolute path in the settings
-                named = fresh.root / named.relative_to(place.root)
-            named.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            staged_file.rename(named)
+            is_final = path.is_relative_to(place.root)  # an absolute path in the settings
+            inside = fresh.root / path.relative_to(place.root) if is_final else path
+            inside.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            staged_file.rename(inside)
         elif not final.exists():
             outside[staged_file] = final
     return settings, outside | _lay_out_pipeline(settings, work / PIPELINE, fresh, place, manifest)

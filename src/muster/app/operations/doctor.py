@@ -186,21 +186,17 @@ async def keys(target: DoctorTarget) -> CheckOutcome:
     if loose:
         return FAULT, f"other users can read {loose}", f"chmod -R go-rwx {folder}"
     await asyncio.to_thread(identities.check_complete, trust, target.settings)
-    # Those of enrolment tokens are used once, and expire with the token.
-    records = [
+    records = [  # not one-time tokens of enrolments: they are meant to expire
         record for record in await asyncio.to_thread(trust.records) if record.role != roles.Role.JOINING
     ]
     ending = [
         record.identity
         for record in records
-        if record.role != roles.Role.JOINING  # one-time tokens of enrolments: they are meant to expire
-        and (
-            record.status == "expired"
-            or (
-                record.status == "valid"
-                and record.expires_at is not None
-                and record.expires_at - time.time() < SOON_S
-            )
+        if record.status == "expired"
+        or (
+            record.status == "valid"
+            and record.expires_at is not None
+            and record.expires_at - time.time() < SOON_S
         )
     ]
     if ending:
@@ -273,20 +269,22 @@ async def domain_(target: DoctorTarget) -> CheckOutcome:
         return WARNING, "not running", "start it with `muster up --detach`"
     if running.health_url is None:
         return OK, f"running (pid {running.pid}); its health pages are disabled", ""
-    answer = await http_client.get(f"{running.health_url}/readyz")
-    parts = answer.json()["parts"]
-    bad = [
-        f"{name}: {component['state']} {component['reason']}".strip()
-        for name, component in parts.items()
-        if component["state"] != "up"
-    ]
-    if answer.status != 200:
-        return FAULT, f"not ready: {'; '.join(bad)}", "see `muster status` and the logs"
-    if any(component["state"] == health.HealthState.FAILED.value for component in parts.values()):
-        return FAULT, "; ".join(bad), "see `muster status` and the logs"
+    is_ready, bad = await _readiness(running.health_url)
+    finding = "; ".join(f"{name}: {words}" for name, words in bad.items())
+    if not is_ready:
+        return FAULT, f"not ready: {finding}", "see `muster status` and the logs"
     if bad:
-        return WARNING, "; ".join(bad), "see `muster status`"
+        failed = any(words.startswith(health.HealthState.FAILED.value) for words in bad.values())
+        return FAULT if failed else WARNING, finding, "see `muster status` and the logs"
     return OK, f"running and ready (pid {running.pid})", ""
+
+
+async def _readiness(url: str) -> tuple[bool, dict[str, str]]:
+    """Whether a process is ready, and the state and reason of each part that is not up."""
+    answer = await http_client.get(f"{url}/readyz")
+    parts = answer.json()["parts"].items()
+    bad = {name: f"{part['state']} {part['reason']}".strip() for name, part in parts if part["state"] != "up"}
+    return answer.status == 200, bad
 
 
 async def processes(target: DoctorTarget) -> CheckOutcome:
@@ -297,18 +295,13 @@ async def processes(target: DoctorTarget) -> CheckOutcome:
     bad: list[str] = []
     for endpoint in endpoints:
         try:
-            answer = await http_client.get(f"{endpoint.url}/readyz")
+            is_ready, parts = await _readiness(endpoint.url)
         except errors.MusterError as error:
             bad.append(f"{endpoint.process} (pid {endpoint.pid}) does not reply: {error.message}")
             continue
-        parts = answer.json()["parts"]
-        faults = [
-            f"{name} {part['state']} {part['reason']}".strip()
-            for name, part in parts.items()
-            if part["state"] != "up"
-        ]
-        if answer.status != 200:
-            bad.append(f"{endpoint.process} (pid {endpoint.pid}) is not ready: {', '.join(faults)}")
+        if not is_ready:
+            faults = ", ".join(f"{name} {words}" for name, words in parts.items())
+            bad.append(f"{endpoint.process} (pid {endpoint.pid}) is not ready: {faults}")
     if bad:
         return FAULT, "; ".join(bad), "see the log of the process; its supervisor restarts a frozen one"
     return OK, f"{len(endpoints)} of {len(endpoints)} are ready", ""

@@ -227,14 +227,14 @@ def down(invocation: command.Invocation, timeout_s: float, force: bool) -> None:
     resources continue; the command names the resources.
     """
     from muster.app import home, process
-    from muster.app.operations import left_running
+    from muster.app.operations import running_resources
 
     settings = config_.load(invocation)
     folder = home.DomainFolder(settings.domain.folder)
     with invocation.printer.waiting(f"stopping the domain {settings.domain.name}"):
         stopped = process.stop(folder, timeout_s=timeout_s, force=force)
     name = settings.domain.name
-    left = left_running.resources(folder.agent)
+    left = running_resources.find(folder.agent)
     shown = ", ".join([*left[:LEFT_SHOWN], *(["…"] if len(left) > LEFT_SHOWN else [])])
     invocation.printer.done(
         {"domain": name, "stopped": stopped, "left_running": left},

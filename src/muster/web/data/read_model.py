@@ -218,21 +218,18 @@ class ReadModel(context_queries.ContextQueries):
                 return None
 
         alerts = await known("alerts", self.alerts())
-
-        def counts(*states: messages.AlertState) -> dict[str, int] | None:
-            if alerts is None:
-                return None
-            chosen = [alert.severity for alert in alerts if alert.state in states]
-            return {severity.value: chosen.count(severity) for severity in messages.Severity}
-
+        firing = [alert for alert in alerts or () if alert.state is messages.AlertState.FIRING]
+        counts = {
+            severity.value: sum(alert.severity is severity for alert in firing)
+            for severity in messages.Severity
+        }
         return rows_.FleetOverview(
             domain=self.domain,
             connected=self.link.is_up,
             machines=await self.cache.get("machine summary", "machines", 2.0, self.machines.summary),
             reports_per_s=self.machines.rows_per_s(),
             resources=await known("resources", self.summary()),
-            alerts=counts(messages.AlertState.FIRING),
-            quiet_alerts=counts(*rows_.QUIET),
+            alerts=None if alerts is None else counts,
             missing=missing,
         )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from muster.core import messages
 from muster.manage import rows as manage_rows
 from muster.message import rows as message_rows
 from muster.monitor import protocol as monitor_protocol
@@ -109,12 +108,9 @@ class MachineSummary(msgspec.Struct, frozen=True, kw_only=True):
     median_s: float | None = None
 
 
-QUIET = (messages.AlertState.SILENCED, messages.AlertState.ACKNOWLEDGED)
-
-
 class FleetOverview(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of the fleet. ``alerts``: number of firing alerts by severity; ``quiet_alerts``: of silenced
-    and acknowledged ones. ``missing``: the fields that are unknown now, with the reason."""
+    """The state of the fleet. ``alerts``: number of firing alerts by severity. ``missing``: the fields that
+    are unknown now, with the reason."""
 
     domain: str
     connected: bool
@@ -122,7 +118,6 @@ class FleetOverview(msgspec.Struct, frozen=True, kw_only=True):
     reports_per_s: float
     resources: manage_rows.FleetSummary | None = None
     alerts: dict[str, int] | None = None
-    quiet_alerts: dict[str, int] | None = None
     missing: dict[str, str] = {}
 
 

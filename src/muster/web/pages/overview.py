@@ -14,6 +14,7 @@ from muster.web.pages import alerts as alerts_
 
 CHANGES_SHOWN = 8
 LINES_MAX = 3
+QUIET = (messages.AlertState.SILENCED, messages.AlertState.ACKNOWLEDGED)
 
 Systems = Sequence[tuple[float, columns.Rollups]]
 
@@ -219,19 +220,15 @@ async def _alerts(source: Any) -> Markup:
 
 def alert_figures(alerts: Sequence[messages.Alert], *, judged: bool) -> tuple[int, str, str]:
     """The number of firing alerts, a note and the look; silenced and acknowledged ones are in the note."""
-
-    def critical(chosen: Sequence[messages.Alert]) -> bool:
-        return any(alert.severity is messages.Severity.CRITICAL for alert in chosen)
-
     firing = [alert for alert in alerts if alert.state is messages.AlertState.FIRING]
-    quiet = [alert for alert in alerts if alert.state in rows_.QUIET]
-    notes = ["critical" if critical(firing) else "none critical"] if firing else []
-    if quiet:
-        notes.append(f"{len(quiet)} silenced or acknowledged{', critical' if critical(quiet) else ''}")
-    if not notes:
-        notes = ["no alerts" if judged else "no rules are evaluated"]
-    bad, warn = critical(firing), bool(firing) or critical(quiet)
-    return len(firing), "; ".join(notes), "bad" if bad else "warn" if warn else "good" if judged else ""
+    quiet = [alert for alert in alerts if alert.state in QUIET]
+    bad, warn = (
+        any(alert.severity is messages.Severity.CRITICAL for alert in chosen) for chosen in (firing, quiet)
+    )
+    notes = ["critical" if bad else "none critical"] if firing else []
+    notes += [f"{len(quiet)} silenced or acknowledged{', critical' if warn else ''}"] if quiet else []
+    note = "; ".join(notes) or ("no alerts" if judged else "no rules are evaluated")
+    return len(firing), note, "bad" if bad else "warn" if firing or warn else "good" if judged else ""
 
 
 async def _resources(source: Any) -> Markup:

@@ -11,20 +11,20 @@ import msgspec
 from muster.supervision import os_process
 
 
-class _Record(msgspec.Struct):
+class _StoredRuntime(msgspec.Struct):
     """Of the agent's record of a resource (`muster.manage.agent.operation_log`)."""
 
     name: str
     runtime: dict[str, Any] = {}
 
 
-def resources(folder: Path) -> list[str]:
+def find(folder: Path) -> list[str]:
     """Names of the resources in an agent's folder that have running processes. Blocks."""
     marks = os_process.marks()
     found = []
     for file in sorted(folder.glob("*.json")) if marks else ():
         with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            record = msgspec.json.decode(file.read_bytes(), type=_Record)
+            record = msgspec.json.decode(file.read_bytes(), type=_StoredRuntime)
             if record.runtime.get("token") in marks:
                 found.append(record.name)
     return found

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from muster.app.operations import left_running
+from muster.app.operations import running_resources
 from muster.manage.agent import operation_log
 from muster.supervision import os_process
 
@@ -18,8 +18,8 @@ def test_resources_whose_processes_run_are_named(tmp_path: Path):
     (tmp_path / "damaged.json").write_bytes(b"[" * 100_000)
     pid = os.posix_spawn("/bin/sleep", ["sleep", "600"], {os_process.MARK: "a-token"})
     try:
-        assert left_running.resources(tmp_path) == ["runs-1"]
+        assert running_resources.find(tmp_path) == ["runs-1"]
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    assert left_running.resources(tmp_path) == []
+    assert running_resources.find(tmp_path) == []

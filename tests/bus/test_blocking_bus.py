@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import muster
-from muster import blocking
+from muster import blocking, blocking_connection
 from muster.bus import api
 from muster.bus.brokers import broker as brokers
 from muster.core import errors
@@ -104,6 +104,19 @@ def test_without_a_broker_the_connection_fails():
     with pytest.raises(errors.NotConnected):
         blocking.connect("nats://127.0.0.1:1")
     assert not [thread for thread in threading.enumerate() if thread.name == "muster-blocking"]
+
+
+def test_a_task_that_exits_ends_its_call_and_not_the_loop_of_all():
+    async def leave() -> None:
+        sys.exit(3)
+
+    loop = blocking_connection.EventLoopThread()
+    try:
+        with pytest.raises(SystemExit):
+            loop.wait(leave())
+        assert loop.wait(asyncio.sleep(0, "it runs")) == "it runs"
+    finally:
+        loop.stop()
 
 
 def test_importing_muster_is_cheap():

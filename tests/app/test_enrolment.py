@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from muster.bus.rpc import server
 from muster.core import errors, subjects
 from muster.manage import protocol, settings
 from muster.store import database
-from muster.trust import credentials, keyring, nkeys
+from muster.trust import credentials, jwt, keyring, nkeys
 from muster.trust.permissions import roles
 
 pytestmark = pytest.mark.may_block(reason="keys are written by this thread; the service uses another")
@@ -25,10 +27,14 @@ def new_key() -> str:
     return nkeys.KeyPair.create(nkeys.KeyKind.USER).public
 
 
+DAY_S = 86_400.0
+
+
 class Office:
-    def __init__(self, store: database.Store, trust: keyring.Keyring) -> None:
-        self.trust = trust
-        self.service = enrolment.EnrolmentService(store, trust)
+    def __init__(self, store: database.Store, folder: Path) -> None:
+        self.later_s = 0.0
+        self.trust = keyring.Keyring.create(folder, "work", clock=lambda: time.time() + self.later_s)
+        self.service = enrolment.EnrolmentService(store, self.trust, lifetime_s=4 * DAY_S)
 
     async def token(self, name: str = "host-b", *, approval: bool = False, lifetime_s: float = 60.0) -> str:
         """The identity of a new token."""
@@ -41,7 +47,7 @@ class Office:
 @pytest.fixture
 async def office(tmp_path):
     async with await database.open("sqlite::memory:") as store:
-        yield Office(store, keyring.Keyring.create(tmp_path / "keys", "work"))
+        yield Office(store, tmp_path / "keys")
 
 
 async def test_a_request_that_is_repeated_gets_the_same_answer(office):
@@ -108,6 +114,55 @@ async def test_a_machine_that_was_replaced_does_not_come_back_with_its_old_token
     office.trust.revoke("host-b")
     with pytest.raises(errors.Forbidden, match="is spent"):
         await office.service.enrol(new, key, "m")
+
+
+async def test_a_machine_renews_its_document_for_as_long_as_its_key_is_the_current_one(office):
+    token, key = await office.token(), new_key()
+    first = await office.service.enrol(token, key, "m", "host-b")
+    assert office.trust.check(first.jwt).exp == office.trust.show("host-b").expires_at
+    assert jwt.read(first.joining).exp - time.time() > 399 * DAY_S
+    assert (await office.service.enrol(token, key, "m", "host-b")).jwt == first.jwt  # not due yet
+    await office.service._store.delete(enrolment.TOKENS, token)  # as some time after its expiry
+    office.later_s = 30 * DAY_S  # it was switched off
+    with pytest.raises(errors.Unauthorized, match="expired"):
+        office.trust.check(first.jwt)
+    renewed = await office.service.enrol(token, key, "m", "host-b")
+    assert office.trust.check(renewed.jwt).sub == key
+    with pytest.raises(errors.Forbidden):  # the document of another key
+        await office.service.enrol(token, new_key(), "m", "host-b")
+    office.trust.issue("carol", roles.Role.USER, public_key=(carol := new_key()))
+    with pytest.raises(errors.Forbidden):  # not a machine's
+        await office.service.enrol(token, carol, "m", "carol")
+    office.trust.revoke("host-b")
+    with pytest.raises(errors.Forbidden):
+        await office.service.enrol(token, key, "m", "host-b")
+
+
+async def test_the_list_of_revocations_is_bounded_however_many_machines_are_replaced(office, monkeypatch):
+    monkeypatch.setattr(keyring, "REVOCATIONS_MAX", 20)
+    monkeypatch.setattr(enrolment, "RESERVED", 5)
+    for _ in range(60):  # some a day; the lifetime is four, and a day is added
+        await office.service.enrol(await office.token(), new_key(), "m", "host-b")
+        office.later_s += 0.4 * DAY_S
+    token, key = await office.token(), new_key()
+    for _ in range(15):
+        with contextlib.suppress(errors.LimitExceeded):
+            await office.service.enrol(await office.token(), new_key(), "m", "host-b")
+    with pytest.raises(errors.LimitExceeded, match="cannot be revoked now"):
+        await office.service.enrol(token, key, "m", "host-b")
+    for number in range(5):  # an operator still can
+        office.trust.issue(f"stolen-{number}", roles.Role.USER)
+        assert office.trust.revoke(f"stolen-{number}").status == "revoked"
+    office.later_s += 6 * DAY_S
+    assert (await office.service.enrol(token, key, "m", "host-b")).replaced, "the token is still its own"
+
+
+async def test_identities_of_tokens_are_deleted_after_they_have_expired(office):
+    tokens = [await office.token(f"host-{number}") for number in range(2)]
+    await office.service.enrol(tokens[0], new_key(), "m", "host-0")
+    office.later_s = enrolment.REPLY_S + 60 + DAY_S + 1
+    office.trust.discard_expired(roles.Role.JOINING)
+    assert {record.identity for record in office.trust.records()} == {tokens[0], "host-0"}
 
 
 async def test_machines_that_wait_are_listed_in_pages(office, bus, monkeypatch):

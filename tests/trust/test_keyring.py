@@ -4,12 +4,15 @@ import shutil
 import stat
 import time
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muster.app import identities
 from muster.core import errors
-from muster.trust import credentials, jwt, keyring, nkeys
+from muster.testing.eventually import eventually
+from muster.trust import credential_records, credentials, jwt, keyring, nkeys
 from muster.trust.permissions import roles
 from tests.trust import servers
 
@@ -241,6 +244,29 @@ def test_revocations_go_a_day_after_what_they_revoke_has_expired(trust):
     account = jwt.read(trust.claims_update()[1].decode()).nats
     assert isinstance(account, jwt.AccountClaims)
     assert set(account.revocations) == {trust.show(name).public_key for name in ("long", "forever", "other")}
+
+
+async def test_a_full_list_of_revocations_fits_into_brokers_and_stops_nothing_else(trust, tmp_path):
+    for name in ("stolen", "late"):
+        trust.issue(name, AGENT)
+    trust.issue("system", roles.Role.SYSTEM)
+    path = trust.folder / "accounts" / "north" / "revoked.json"
+    entry = credential_records.CredentialRevocation("machine-123456", int(time.time()), 0)
+    keys = (nkeys.KeyPair.create(nkeys.KeyKind.USER).public for _ in range(keyring.REVOCATIONS_MAX - 1))
+    path.write_bytes(msgspec.json.encode(dict.fromkeys(keys, entry)))
+    stolen = trust.credentials("stolen")
+    async with servers.server(tmp_path, trust) as broker, servers.connected(broker, stolen) as (bus, _):
+        trust.revoke("stolen")
+        await identities.publish_accounts(trust, [broker.url])
+        await eventually(lambda: not bus.is_connected)
+        assert "Authorization" in await servers.knock(broker, stolen)
+        with pytest.raises(errors.LimitExceeded, match="'late' cannot be revoked now"):
+            trust.revoke("late")
+        trust.issue("new", AGENT)
+        assert (trust.show("late").status, trust.show("stolen").status) == ("valid", "revoked")
+        assert await servers.knock(broker, trust.credentials("new")) == ""
+    async with servers.server(tmp_path, trust) as broker:
+        assert "Authorization" in await servers.knock(broker, stolen)
 
 
 def test_the_reason_of_a_refusal(trust, tmp_path):

@@ -8,6 +8,10 @@ machine that sent the request.
 
 A reinstalled machine enrols under its old name: the old key is revoked, so no process can use it any more,
 and its resources are created again.
+
+The document of a machine expires, so that a revocation need not be stored forever (`RENEW_AT`). The machine
+renews it with the identity of its token, also when it was switched off until the document had expired: that
+identity may only request the document of a key that is the current one of its name.
 """
 
 from __future__ import annotations
@@ -28,9 +32,14 @@ from muster.trust.permissions import own_names, roles
 
 TOKENS = "manage.tokens"
 _KEY = "joining.seed"
+CREDENTIALS = "agent.creds"
+JOINING = "joining.creds"
 NEW_TOKEN_HINT = "create another one: `muster agent token NAME`"
 PREFIX = "join-"
 LIFETIME_S = 3600.0
+JOINING_S = 400 * 86400.0  # of the identity with which a machine renews: it may be switched off for so long
+RENEW_AT = 0.25  # of the lifetime
+RESERVED = 2000  # revocations that replaced machines leave to operators
 REPLY_S = 7 * 86400.0  # how long an expired token still gets an error with the reason
 
 
@@ -73,11 +82,13 @@ class EnrolmentRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Admission(msgspec.Struct, frozen=True):
-    """``replaced``: a previous key of the same name was revoked, which the brokers must learn."""
+    """``replaced``: a previous key of the same name was revoked, which the brokers must learn. ``joining``:
+    the document with which the machine renews."""
 
     name: str
     jwt: str
     replaced: bool = False
+    joining: str = ""
 
 
 class WaitingMachine(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,9 +106,13 @@ class ApprovedMachine(msgspec.Struct, frozen=True, kw_only=True):
 class EnrolmentService:
     """Creates and redeems tokens; runs where the keys are."""
 
-    def __init__(self, store: database.Store, trust: keyring.Keyring) -> None:
+    def __init__(
+        self, store: database.Store, trust: keyring.Keyring, *, lifetime_s: float | None = None
+    ) -> None:
+        """``lifetime_s``: of the documents of machines that can renew them; None: they do not expire."""
         self._store = store
         self._trust = trust
+        self._lifetime_s = lifetime_s or None
 
     async def make(
         self,
@@ -157,11 +172,16 @@ class EnrolmentService:
                 return ApprovedMachine(approved=enrolment.name)
         raise errors.NotFound(f"no machine waits for approval as {name!r}")
 
-    async def enrol(self, identity: str, public_key: str, machine: str) -> Admission:
-        """The document for a machine's key; `errors.Unavailable` while it waits for approval."""
+    async def enrol(self, identity: str, public_key: str, machine: str, name: str = "") -> Admission:
+        """The document for a machine's key; `errors.Unavailable` while it waits for approval.
+
+        ``name``: that of a machine which renews its document, now and later.
+        """
         record = await self._store.get(TOKENS, identity)
         if record is None:
-            raise errors.Forbidden("unknown token", hint=NEW_TOKEN_HINT)
+            if not name:
+                raise errors.Forbidden("unknown token", hint=NEW_TOKEN_HINT)
+            return await asyncio.to_thread(self._admitted, identity, name, public_key)
         enrolment = msgspec.json.decode(record.value, type=EnrolmentRecord)
         if enrolment.public_key not in ("", public_key):
             used = (
@@ -171,7 +191,7 @@ class EnrolmentService:
             )
             raise errors.Forbidden(f"this token {used}", hint=NEW_TOKEN_HINT)
         if enrolment.admitted:
-            return await asyncio.to_thread(self._admitted, enrolment.name, public_key)
+            return await asyncio.to_thread(self._admitted, identity, enrolment.name, public_key)
         if enrolment.expires_at_s < time.time():
             raise errors.Forbidden("this token has expired", hint=NEW_TOKEN_HINT)
         nkeys.require_kind(public_key, nkeys.KeyKind.USER)
@@ -185,11 +205,13 @@ class EnrolmentService:
         # Stored first: from now on the token is valid for this key only.
         enrolment = msgspec.structs.replace(enrolment, spent=True)
         await self._put(identity, enrolment, expected=record.version)
-        admitted = await asyncio.to_thread(self._admit, enrolment.name, public_key)
+        admitted = await asyncio.to_thread(
+            self._admit, identity, enrolment.name, public_key, self._lifetime_s if name else None
+        )
         await self._put(identity, msgspec.structs.replace(enrolment, admitted=True))
         return admitted
 
-    def _admit(self, name: str, public_key: str) -> Admission:
+    def _admit(self, identity: str, name: str, public_key: str, lifetime_s: float | None) -> Admission:
         replaced = False
         try:
             known = self._trust.show(name)
@@ -201,10 +223,11 @@ class EnrolmentService:
             self._refuse_issued_here(name)
             if known.public_key == public_key:  # the domain ended before the admission was recorded
                 # It may have replaced another one then, which brokers have not learnt.
-                return msgspec.structs.replace(self._admitted(name, public_key), replaced=True)
-            self._trust.revoke(name)
+                return msgspec.structs.replace(self._admitted(identity, name, public_key), replaced=True)
+            self._trust.revoke(name, keep_free=RESERVED)
             replaced = True
-        return Admission(name, self._trust.issue(name, roles.Role.AGENT, public_key=public_key), replaced)
+        document = self._trust.issue(name, roles.Role.AGENT, public_key=public_key, lifetime_s=lifetime_s)
+        return Admission(name, document, replaced, self._current(identity, JOINING_S))
 
     def _refuse_issued_here(self, name: str) -> None:
         """An agent of the domain's own machines: the enrolment of another one would revoke its key."""
@@ -218,12 +241,21 @@ class EnrolmentService:
                 hint=f"choose another name; or, if that agent is gone, `muster creds revoke {name}`",
             )
 
-    def _admitted(self, name: str, public_key: str) -> Admission:
-        """The same reply again, unless the machine was revoked or replaced since."""
+    def _admitted(self, identity: str, name: str, public_key: str) -> Admission:
+        """The same reply again, or a renewed one, unless the machine was revoked or replaced since."""
         known = self._trust.show(name)
-        if known.public_key != public_key or known.status != "valid":
+        if (known.role, known.public_key) != (roles.Role.AGENT, public_key) or known.status == "revoked":
             raise errors.Forbidden("this token is spent", hint=NEW_TOKEN_HINT)
-        return Admission(name, self._trust.document(name))
+        document = self._current(name, self._lifetime_s)
+        return Admission(name, document, joining=self._current(identity, JOINING_S))
+
+    def _current(self, identity: str, lifetime_s: float | None) -> str:
+        """The document of an identity, renewed if it expires and is due."""
+        expires_at = self._trust.show(identity).expires_at
+        left = lifetime_s and expires_at and (expires_at - self._trust.now_s) / lifetime_s
+        if left is not None and left <= 1 - RENEW_AT:
+            return self._trust.renew(identity, lifetime_s=lifetime_s)
+        return self._trust.document(identity)
 
     async def _forget_old(self) -> None:
         """Delete tokens whose identities have expired: brokers refuse them."""
@@ -256,7 +288,19 @@ def machine_key(folder: pathlib.Path) -> nkeys.KeyPair:
         return key
 
 
-def write_credentials(folder: pathlib.Path, key: nkeys.KeyPair, document: str) -> None:
+def write_credentials(
+    folder: pathlib.Path, key: nkeys.KeyPair, document: str, joining: credentials.Credentials | None = None
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    files.write(folder / "agent.creds", credentials.Credentials(document, key.seed).render().encode())
+    if joining is not None:
+        files.write(folder / JOINING, joining.render().encode())
+    files.write(folder / CREDENTIALS, credentials.Credentials(document, key.seed).render().encode())
     (folder / _KEY).unlink(missing_ok=True)
+
+
+def renewal_s(folder: pathlib.Path, now_s: float) -> float | None:
+    """The time until a machine has to renew its document; None: it cannot, or never has to."""
+    claims = credentials.Credentials.load(folder / CREDENTIALS).claims
+    if not claims.exp or not (folder / JOINING).exists():
+        return None
+    return max(0.0, claims.iat + RENEW_AT * (claims.exp - claims.iat) - now_s)

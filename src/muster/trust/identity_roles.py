@@ -18,7 +18,8 @@ KNOWN_MAX = 100_000
 class IdentityRoles:
     """Roles of identities, read again when credentials or revocations have changed.
 
-    None: it has no rights of a role, because its credentials are unknown here, revoked or expired.
+    None: it has no rights of a role, because its credentials are unknown here, revoked or expired. A copy of
+    the keys does not know of a renewal: there expiry is left to the brokers.
     """
 
     def __init__(self, trust: keyring.Keyring) -> None:
@@ -30,7 +31,8 @@ class IdentityRoles:
             record = self.record(identity)
         except errors.MusterError:
             return None
-        return record.role if record.status == "valid" else None
+        known = record.status == "valid" or (record.status == "expired" and not self._trust.signs)
+        return record.role if known else None
 
     def record(self, identity: str) -> rows.CredentialRecord:
         version = self._trust.version(identity)

@@ -43,6 +43,7 @@ CLAIMS_UPDATE = "$SYS.REQ.CLAIMS.UPDATE"
 
 # A broker reads at most 4,096 bytes of the first line of a connection, which has more than the document.
 _LINE_MAX = 3650
+REVOCATIONS_MAX = 10_000  # of credentials that have not expired: the account of more exceeds a message
 CLOCK_STEP_S = 86_400  # a revocation is kept for so long after the expiry of its key: clocks may be set back
 
 _SIGNING = "keys/signing.seed"
@@ -251,8 +252,13 @@ class Keyring:
         )
         return credentials.Credentials(document, own.seed)
 
-    def revoke(self, identity: str, *, domain: str | None = None) -> rows.CredentialRecord:
-        """Brokers refuse it, and close its connections, once they receive the `claims_update`."""
+    def revoke(
+        self, identity: str, *, domain: str | None = None, keep_free: int = 0
+    ) -> rows.CredentialRecord:
+        """Brokers refuse it, and close its connections, once they receive the `claims_update`.
+
+        ``keep_free``: how many further revocations must remain possible.
+        """
         self._key(_SIGNING)  # before anything is changed: a copy of the keys cannot revoke
         with private_files.locked(self.folder):
             record = self.show(identity, domain=domain)
@@ -264,6 +270,11 @@ class Keyring:
                 for key, entry in self._revoked(record.domain).items()
                 if not entry.expires_at or entry.expires_at > now - CLOCK_STEP_S
             }
+            if len(revoked) >= REVOCATIONS_MAX - keep_free:
+                raise errors.LimitExceeded(
+                    f"{identity!r} cannot be revoked now: {len(revoked)} revoked ones have not expired",
+                    hint="a revocation ends when its credentials expire; issue those with a lifetime",
+                )
             # The broker revokes what was issued up to this second; after the clock was set back it must stay
             # revoked.
             at = max(now, record.issued_at)
@@ -303,6 +314,15 @@ class Keyring:
             subscribe=limits.sub.allow,
             queues=rows.queues_of(user, role),
         )
+
+    def discard_expired(self, role: roles.Role) -> None:
+        """Delete the documents and keys of identities with this role that expired more than a day ago."""
+        for record in self.records():
+            if record.role == role and 0 < (record.expires_at or 0) < self._clock() - CLOCK_STEP_S:
+                user = self._user(self.domain, record.identity)
+                owner = self._account(self.domain) / "keys" / record.public_key
+                for path in (user.with_suffix(".creds"), owner, user):
+                    path.unlink(missing_ok=True)
 
     def version(self, identity: str) -> tuple[tuple[int, int], ...]:
         """Differs when what `show` reads has changed. Faster than `show`."""
@@ -539,7 +559,9 @@ class Keyring:
 
     def _revoked(self, domain: str) -> dict[str, rows.CredentialRevocation]:
         path = self._account(domain) / "revoked.json"
-        data = private_files.read(path, "the revocations") if path.exists() else b"{}"
+        data = b"{}"
+        if path.exists():
+            data = private_files.read(path, "the revocations", size_max=512 * REVOCATIONS_MAX)
         return rows.decode_revocations(data, str(path))
 
     def _public(self, domain: str) -> str:

@@ -7,8 +7,10 @@ Only an operator may send these requests; ``enrol`` has the identity of an enrol
 
 from __future__ import annotations
 
+import asyncio
 import signal
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,6 +21,7 @@ from muster.bus.rpc import client as rpc
 from muster.core import subjects
 from muster.manage import client as manage_client
 from muster.manage import protocol
+from muster.trust import credentials, nkeys
 
 KIND = "domain"
 TIMEOUT_S = 30.0
@@ -49,10 +52,26 @@ class IssuedEnrolment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EnrolledMachine(msgspec.Struct, frozen=True, kw_only=True):
-    """The name of a machine, and the document that admits its key."""
+    """The name of a machine, the document that admits its key, and the one with which it renews."""
 
     name: str
     jwt: str
+    joining: str = ""
+
+
+async def renew(
+    folder: Path, connect: Callable[[credentials.Credentials], Awaitable[api.Bus]], *, timeout_s: float = 30.0
+) -> None:
+    """Renew the document of the machine that joined with this folder."""
+    own, joining = [
+        await asyncio.to_thread(credentials.Credentials.load, folder / name)
+        for name in (enrolment.CREDENTIALS, enrolment.JOINING)
+    ]
+    async with await connect(joining) as bus:
+        answer = await BootstrapClient(bus, timeout_s=timeout_s).enrol(own.claims.sub, name=own.identity)
+    later = credentials.Credentials(answer.joining, joining.seed)
+    key = nkeys.KeyPair.from_seed(own.seed)
+    await asyncio.to_thread(enrolment.write_credentials, folder, key, answer.jwt, later)
 
 
 class BootstrapClient:
@@ -93,9 +112,11 @@ class BootstrapClient:
         rows = [row async for row in rpc.pages(self._bus, self._subject("waiting"))]
         return msgspec.convert(rows, list[enrolment.WaitingMachine])
 
-    async def enrol(self, public_key: str, *, machine: str = "") -> EnrolledMachine:
-        """Enrol this machine, with the identity of a token."""
-        return await self._request(EnrolledMachine, "enrol", public_key=public_key, machine=machine)
+    async def enrol(self, public_key: str, *, machine: str = "", name: str = "") -> EnrolledMachine:
+        """Enrol this machine, with the identity of a token; again with ``name`` to renew its document."""
+        return await self._request(
+            EnrolledMachine, "enrol", public_key=public_key, machine=machine, name=name
+        )
 
     def _subject(self, verb: str) -> str:
         return subjects.from_identity(protocol.PART, self._bus.identity, KIND, verb)

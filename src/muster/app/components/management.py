@@ -57,12 +57,18 @@ class ManagementComponent:
 
     async def start(self, context: context_.ComponentContext) -> None:
         self._context = context
-        self._enrolment = enrolment.EnrolmentService(context.store, context.trust)
+        self._enrolment = enrolment.EnrolmentService(
+            context.store, context.trust, lifetime_s=context.settings.trust.agent_lifetime_s
+        )
         self._fork_server = fork_server.ForkServer(self._unready.discard)
         for name in _names(self._settings):
             self._children[name] = self._supervisor(name)
             self._children[name].start_soon()
         signs = await asyncio.to_thread(lambda: context.trust.signs)
+        if signs:
+            context.tasks.spawn(
+                "old tokens", asyncio.to_thread(context.trust.discard_expired, roles.Role.JOINING)
+            )
         self._server = server.RpcServer(
             context.bus,
             protocol.PART,
@@ -210,10 +216,10 @@ class ManagementComponent:
         return bootstrap_client.IssuedEnrolment(name=name, token=token)
 
     async def _enrol(
-        self, call: server.RpcCall, public_key: str, machine: str = ""
+        self, call: server.RpcCall, public_key: str, machine: str = "", name: str = ""
     ) -> bootstrap_client.EnrolledMachine:
         try:
-            admitted = await self._enrolment.enrol(call.identity, public_key, machine)
+            admitted = await self._enrolment.enrol(call.identity, public_key, machine, name)
         except errors.Unavailable:  # a machine that waits for approval repeats its request
             call.audited = False
             raise
@@ -227,7 +233,9 @@ class ManagementComponent:
                 identities.publish_accounts, self._context.trust, running.servers, tls=tls
             )
             self._context.tasks.loop("revocation", publish)
-        return bootstrap_client.EnrolledMachine(name=admitted.name, jwt=admitted.jwt)
+        return bootstrap_client.EnrolledMachine(
+            name=admitted.name, jwt=admitted.jwt, joining=admitted.joining
+        )
 
 
 def _names(manage_settings: settings.ManageSettings) -> list[str]:

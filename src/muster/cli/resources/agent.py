@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 FOLDER = "~/.local/share/muster-agent"
 RETRY_S = 2.0
+RENEWAL_PAUSE_S = 60.0  # between two renewals of credentials, at least
 
 
 @click.group(
@@ -120,7 +123,11 @@ async def _run(
     if token is not None:
         await _enrol(invocation, token, folder, proxy)
     measure = metrics.Metrics(process=True)
+    await _enrolled(folder)  # fails if it is not
+    renewal = MachineRenewal(folder, proxy)
+    await renewal.begin()
     async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(renewal.tasks.close)
         transport: Any
         if managers:
             transport = await stack.enter_async_context(await _lines(folder, managers))
@@ -174,7 +181,8 @@ async def _enrol(invocation: command.Invocation, text: str, folder: Path, proxy:
         async with await muster_connection.connect(token.servers, creds=creds, tls=tls, proxy=proxy) as bus:
             while answer is None:
                 try:
-                    answer = await bootstrap_client.BootstrapClient(bus).enrol(key.public, machine=machine)
+                    client = bootstrap_client.BootstrapClient(bus)
+                    answer = await client.enrol(key.public, machine=machine, name=token.name)
                 except errors.Unavailable as error:
                     # The outcome may be unknown: repeating the request with the same key is safe.
                     if token.has_expired:
@@ -187,7 +195,8 @@ async def _enrol(invocation: command.Invocation, text: str, folder: Path, proxy:
         if token.has_expired:
             raise errors.Forbidden("this token has expired", hint=enrolment.NEW_TOKEN_HINT) from error
         raise
-    await asyncio.to_thread(enrolment.write_credentials, folder, key, answer.jwt)
+    joining = credentials.Credentials(answer.joining, creds.seed) if answer.joining else None
+    await asyncio.to_thread(enrolment.write_credentials, folder, key, answer.jwt, joining)
     where = {"servers": list(token.servers), "ca": token.ca, "locator": token.locator, "proxy": proxy}
     await asyncio.to_thread(files.write, folder / "domain.json", msgspec.json.encode(where))
 
@@ -211,17 +220,61 @@ async def _enrolled(folder: Path) -> tuple[dict[str, Any], credentials.Credentia
     return where, creds, ssl.create_default_context(cadata=where["ca"]) if where["ca"] else None
 
 
+class MachineRenewal:
+    """Renews the credentials of the machine before they expire."""
+
+    def __init__(self, folder: Path, proxy: str | None) -> None:
+        from muster.supervision import tasks
+
+        self._folder = folder
+        self._proxy = proxy
+        self.tasks = tasks.TaskSupervisor("credentials")
+
+    async def begin(self) -> None:
+        """Renew at once what may have expired while the machine was switched off."""
+        from muster.core import errors
+
+        if await self._wait_s() == 0:
+            with contextlib.suppress(errors.MusterError):  # they may not have expired yet
+                await self._renew()
+        self.tasks.loop("renewal", self._keep)
+
+    async def _keep(self) -> None:
+        while (wait_s := await self._wait_s()) is not None:
+            await asyncio.sleep(max(wait_s, RENEWAL_PAUSE_S))  # the clock of the domain may be slower
+            await self._renew()
+
+    async def _wait_s(self) -> float | None:
+        from muster.app import enrolment
+
+        return await asyncio.to_thread(enrolment.renewal_s, self._folder, time.time())
+
+    async def _renew(self) -> None:
+        from muster.app.components import bootstrap_client
+
+        connect = functools.partial(_connect, self._folder, self._proxy, None)
+        await bootstrap_client.renew(self._folder, connect)
+
+
 async def _lines(folder: Path, managers: tuple[str, ...]) -> links.AgentLinks:
     from muster.manage.direct import links
 
     _, creds, tls = await _enrolled(folder)
-    return links.AgentLinks(creds, managers, tls=tls)
+    return links.AgentLinks(
+        creds, managers, tls=tls, reload=functools.partial(type(creds).load, folder / "agent.creds")
+    )
 
 
-async def _connect(folder: Path, proxy: str | None, measure: metrics.Metrics) -> api.Bus:
+async def _connect(
+    folder: Path,
+    proxy: str | None,
+    measure: metrics.Metrics | None,
+    joining: credentials.Credentials | None = None,
+) -> api.Bus:
     from muster import connection as muster_connection
 
-    where, creds, tls = await _enrolled(folder)
+    where, _, tls = await _enrolled(folder)
+    creds = joining or folder / "agent.creds"  # the file is read again for each connection
     proxy = proxy or where.get("proxy")
     # Behind a proxy the locator is not reachable.
     locator = None if proxy else where.get("locator") or None

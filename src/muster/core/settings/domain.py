@@ -161,6 +161,15 @@ class TrustSettings(sections.SettingsSection, frozen=True, kw_only=True):
             ge=0,
         ),
     ] = 0.0
+    agent_lifetime_s: Annotated[
+        float,
+        doc(
+            "Lifetime of the credentials of machines that joined with a token; they renew them after a "
+            "quarter of it. 0: until they are revoked. At most 8,000 machines can be replaced within this "
+            "time and a day.",
+            ge=0,
+        ),
+    ] = 14 * 86400.0
     grant_lifetime_s: Annotated[
         float,
         doc(

@@ -159,12 +159,21 @@ class DirectSubscription:
 
 
 class AgentLinks:
-    """An agent's links to managers (``HOST:PORT`` each), reconnected after failures."""
+    """An agent's links to managers (``HOST:PORT`` each), reconnected after failures. ``reload`` reads the
+    credentials again, which may have been renewed; it blocks."""
 
-    def __init__(self, creds: Any, addresses: Iterable[str], *, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        creds: Any,
+        addresses: Iterable[str],
+        *,
+        tls: ssl.SSLContext | None = None,
+        reload: Callable[[], Any] | None = None,
+    ) -> None:
         self.identity: str = creds.identity
         self.links: dict[str, DirectLink] = {}  # by manager
         self._creds = creds
+        self._reload = reload
         self._addresses = list(addresses)
         self._tls = tls
         self._tasks = tasks.TaskSupervisor(f"links of {self.identity}")
@@ -218,6 +227,8 @@ class AgentLinks:
 
     async def _connect(self, address: str) -> DirectLink:
         host, _, port = address.rpartition(":")
+        if self._reload is not None:
+            self._creds = await asyncio.to_thread(self._reload)
         async with asyncio.timeout(frames.HANDSHAKE_S):
             reader, writer = await asyncio.open_connection(host, int(port), ssl=self._tls)
             try:

@@ -56,11 +56,11 @@ async def test_a_machine_stays_connected_and_comes_back_after_its_document_expir
         renewal = agent_command.MachineRenewal(folder, None)
         await renewal.begin()
         try:
-            async with await agent_command._connect(folder, None, None) as bus:
+            async with await agent_command._connect(folder, None, None) as machine:
                 second = await asyncio.to_thread(read)
                 await eventually(lambda: time.time() > second.claims.exp + 0.5)
-                await eventually(lambda: bus.statistics().reconnects >= 1)
-                await bus.flush()
+                await eventually(lambda: machine.statistics().reconnects >= 1)
+                await machine.flush()
                 await asyncio.to_thread(running.trust.revoke, "host-b")
                 await running.publish_accounts()
 

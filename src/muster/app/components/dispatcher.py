@@ -179,7 +179,6 @@ class DispatcherComponent:
             facts["partitions"] = sorted(self._service.owned)
         if problem := self._storage_problem():
             return component.ComponentHealth(health.HealthState.DOWN, problem, facts)
-        reports = [process.health() for process in self._processes]
-        if failed := [report for report in reports if report.state is health.HealthState.FAILED]:
-            return component.ComponentHealth(failed[0].state, failed[0].reason, facts)
+        if looping := [process.health().reason for process in self._processes if process.is_crash_looping]:
+            return component.ComponentHealth(health.HealthState.FAILED, "; ".join(looping), facts)
         return component.ComponentHealth(reason=self._service.problem, facts=facts)

@@ -174,10 +174,9 @@ class SoapComponent:
         report = self._process.health()
         if report.state in (health.HealthState.UP, health.HealthState.STARTING):  # connections wait for it
             return component.ComponentHealth(facts=facts)
-        failed = report.state is health.HealthState.FAILED
-        return component.ComponentHealth(
-            report.state if failed else health.HealthState.LATE, report.reason, facts
-        )
+        looping = self._process.is_crash_looping
+        state = health.HealthState.FAILED if looping else health.HealthState.LATE
+        return component.ComponentHealth(state, report.reason, facts)
 
 
 PATHS = ("/wsman", "/context", "/contextmanager", "/uddi")

@@ -45,7 +45,7 @@ class ModuleProcess:
         self._probe_policy = probe_policy
         self._child: children.ChildSupervisor | None = None
         self._is_probed = False
-        self._reported: tuple[int | None, http_health.HealthReport] | None = None  # with the pid
+        self._reported: tuple[int | None, http_health.HealthReport | None] = None, None  # with the pid
 
     @property
     def pid(self) -> int | None:
@@ -60,16 +60,19 @@ class ModuleProcess:
         """Why it last ended."""
         return "" if self._child is None else self._child.reason
 
+    @property
+    def is_crash_looping(self) -> bool:
+        """Whether it ended several times in a row and does not report that it works."""
+        own = self._own_report()
+        looping = self._child is not None and self._child.is_crash_looping
+        return looping and (own is None or own.state is not health.HealthState.UP)
+
     def health(self) -> http_health.HealthReport:
         """Its own report; without one, whether the process runs. ``failed``: it ends again and again."""
         child = self._child
-        if child is None:
-            return http_health.HealthReport(health.HealthState.STARTING, "starting")
-        is_own = self._reported is not None and self._reported[0] == child.pid and child.is_responding
-        own = self._reported[1] if self._reported is not None and is_own else None
-        if child.is_crash_looping and (own is None or own.state is not health.HealthState.UP):
+        if child is not None and self.is_crash_looping:
             return http_health.HealthReport(health.HealthState.FAILED, child.describe_loop())
-        if child.state is children.ChildState.STARTING:
+        if child is None or child.state is children.ChildState.STARTING:
             return http_health.HealthReport(health.HealthState.STARTING, "starting")
         if child.state is not children.ChildState.RUNNING:
             return http_health.HealthReport(health.HealthState.DOWN, child.reason)
@@ -77,7 +80,12 @@ class ModuleProcess:
             return http_health.HealthReport(health.HealthState.LATE, "it does not respond")
         if not self._is_probed:
             return http_health.HealthReport()
-        return own or http_health.HealthReport(health.HealthState.STARTING, "starting")
+        return self._own_report() or http_health.HealthReport(health.HealthState.STARTING, "starting")
+
+    def _own_report(self) -> http_health.HealthReport | None:
+        """The last report of the process that runs now."""
+        pid, report = self._reported
+        return report if pid == self.pid and self._child is not None and self._child.is_responding else None
 
     def start(
         self,
@@ -121,7 +129,7 @@ class ModuleProcess:
         async def responds() -> bool:
             pid = self.pid
             report = await http_health.reported(context.folder.pages, pid)
-            self._reported = None if report is None else (pid, report)
+            self._reported = pid, report
             return report is not None
 
         self._child = children.ChildSupervisor(

@@ -210,7 +210,7 @@ async def test_a_revoked_identity_is_cut_off_and_refused(made):
         alice = await running.connect("alice", roles.Role.USER)
         kept = await asyncio.to_thread(running.trust.credentials, "alice")
         await asyncio.to_thread(running.trust.revoke, "alice")
-        await running.publish_accounts()
+        await identities.publish_accounts(running.trust, running.servers)
 
         await eventually(lambda: alice.state is not api.ConnectionState.CONNECTED)
         with pytest.raises(errors.Unauthorized):

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from muster import connection
-from muster.app import domain, enrolment
+from muster.app import domain, enrolment, identities
 from muster.app.components import bootstrap_client, management
 from muster.bus.client import client
 from muster.cli.resources import agent as agent_command
@@ -53,8 +53,8 @@ async def test_a_machine_stays_connected_and_comes_back_after_its_document_expir
         await eventually(lambda: time.time() > first.claims.exp + 1.5)  # it was switched off
         with pytest.raises(errors.Unauthorized):
             await client.connect(token.servers, creds=first)
-        renewal = agent_command.MachineRenewal(folder, None)
-        await renewal.begin()
+        await agent_command.keep_credentials(folder, None, at_once=True)
+        renewal = asyncio.create_task(agent_command.keep_credentials(folder, None))
         try:
             async with await agent_command._connect(folder, None, None) as machine:
                 second = await asyncio.to_thread(read)
@@ -62,7 +62,7 @@ async def test_a_machine_stays_connected_and_comes_back_after_its_document_expir
                 await eventually(lambda: machine.statistics().reconnects >= 1)
                 await machine.flush()
                 await asyncio.to_thread(running.trust.revoke, "host-b")
-                await running.publish_accounts()
+                await identities.publish_accounts(running.trust, running.servers)
 
                 async def refused() -> bool:
                     try:
@@ -73,6 +73,7 @@ async def test_a_machine_stays_connected_and_comes_back_after_its_document_expir
 
                 await eventually(refused)
         finally:
-            await renewal.tasks.close()
+            renewal.cancel()
+            await asyncio.gather(renewal, return_exceptions=True)
         with pytest.raises(errors.Forbidden, match="spent"):
             await bootstrap_client.renew(folder, lambda creds: connection.connect(token.servers, creds=creds))

@@ -240,10 +240,6 @@ class Domain:
             measure=self.metrics,
         )
 
-    async def publish_accounts(self) -> None:
-        """Send the current account, with its revocations, to all brokers."""
-        await identities.publish_accounts(self.trust, self._located(), tls=await self._tls())
-
     # Internals
 
     async def _tls(self) -> ssl.SSLContext | None:

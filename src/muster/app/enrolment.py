@@ -81,9 +81,9 @@ class EnrolmentRecord(msgspec.Struct, frozen=True, kw_only=True):
     public_key: str = ""  # of the machine that sent the first request
 
 
-class Admission(msgspec.Struct, frozen=True):
-    """``replaced``: a previous key of the same name was revoked, which the brokers must learn. ``joining``:
-    the document with which the machine renews."""
+class EnrolledMachine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The name of a machine, the document that admits its key, and ``joining``, with which it renews that.
+    ``replaced``: a previous key of the same name was revoked, which the brokers must learn."""
 
     name: str
     jwt: str
@@ -172,7 +172,7 @@ class EnrolmentService:
                 return ApprovedMachine(approved=enrolment.name)
         raise errors.NotFound(f"no machine waits for approval as {name!r}")
 
-    async def enrol(self, identity: str, public_key: str, machine: str, name: str = "") -> Admission:
+    async def enrol(self, identity: str, public_key: str, machine: str, name: str = "") -> EnrolledMachine:
         """The document for a machine's key; `errors.Unavailable` while it waits for approval.
 
         ``name``: that of a machine which renews its document, now and later.
@@ -211,7 +211,7 @@ class EnrolmentService:
         await self._put(identity, msgspec.structs.replace(enrolment, admitted=True))
         return admitted
 
-    def _admit(self, identity: str, name: str, public_key: str, lifetime_s: float | None) -> Admission:
+    def _admit(self, identity: str, name: str, public_key: str, lifetime_s: float | None) -> EnrolledMachine:
         replaced = False
         try:
             known = self._trust.show(name)
@@ -227,7 +227,7 @@ class EnrolmentService:
             self._trust.revoke(name, keep_free=RESERVED)
             replaced = True
         document = self._trust.issue(name, roles.Role.AGENT, public_key=public_key, lifetime_s=lifetime_s)
-        return Admission(name, document, replaced, self._current(identity, JOINING_S))
+        return EnrolledMachine(name, document, replaced, self._current(identity, JOINING_S))
 
     def _refuse_issued_here(self, name: str) -> None:
         """An agent of the domain's own machines: the enrolment of another one would revoke its key."""
@@ -241,13 +241,13 @@ class EnrolmentService:
                 hint=f"choose another name; or, if that agent is gone, `muster creds revoke {name}`",
             )
 
-    def _admitted(self, identity: str, name: str, public_key: str) -> Admission:
+    def _admitted(self, identity: str, name: str, public_key: str) -> EnrolledMachine:
         """The same reply again, or a renewed one, unless the machine was revoked or replaced since."""
         known = self._trust.show(name)
         if (known.role, known.public_key) != (roles.Role.AGENT, public_key) or known.status == "revoked":
             raise errors.Forbidden("this token is spent", hint=NEW_TOKEN_HINT)
         document = self._current(name, self._lifetime_s)
-        return Admission(name, document, joining=self._current(identity, JOINING_S))
+        return EnrolledMachine(name, document, joining=self._current(identity, JOINING_S))
 
     def _current(self, identity: str, lifetime_s: float | None) -> str:
         """The document of an identity, renewed if it expires and is due."""

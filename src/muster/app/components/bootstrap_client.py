@@ -51,14 +51,6 @@ class IssuedEnrolment(msgspec.Struct, frozen=True, kw_only=True):
     token: str
 
 
-class EnrolledMachine(msgspec.Struct, frozen=True, kw_only=True):
-    """The name of a machine, the document that admits its key, and the one with which it renews."""
-
-    name: str
-    jwt: str
-    joining: str = ""
-
-
 async def renew(
     folder: Path, connect: Callable[[credentials.Credentials], Awaitable[api.Bus]], *, timeout_s: float = 30.0
 ) -> None:
@@ -112,10 +104,10 @@ class BootstrapClient:
         rows = [row async for row in rpc.pages(self._bus, self._subject("waiting"))]
         return msgspec.convert(rows, list[enrolment.WaitingMachine])
 
-    async def enrol(self, public_key: str, *, machine: str = "", name: str = "") -> EnrolledMachine:
+    async def enrol(self, public_key: str, *, machine: str = "", name: str = "") -> enrolment.EnrolledMachine:
         """Enrol this machine, with the identity of a token; again with ``name`` to renew its document."""
         return await self._request(
-            EnrolledMachine, "enrol", public_key=public_key, machine=machine, name=name
+            enrolment.EnrolledMachine, "enrol", public_key=public_key, machine=machine, name=name
         )
 
     def _subject(self, verb: str) -> str:

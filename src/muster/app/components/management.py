@@ -217,7 +217,7 @@ class ManagementComponent:
 
     async def _enrol(
         self, call: server.RpcCall, public_key: str, machine: str = "", name: str = ""
-    ) -> bootstrap_client.EnrolledMachine:
+    ) -> enrolment.EnrolledMachine:
         try:
             admitted = await self._enrolment.enrol(call.identity, public_key, machine, name)
         except errors.Unavailable:  # a machine that waits for approval repeats its request
@@ -233,9 +233,7 @@ class ManagementComponent:
                 identities.publish_accounts, self._context.trust, running.servers, tls=tls
             )
             self._context.tasks.loop("revocation", publish)
-        return bootstrap_client.EnrolledMachine(
-            name=admitted.name, jwt=admitted.jwt, joining=admitted.joining
-        )
+        return admitted
 
 
 def _names(manage_settings: settings.ManageSettings) -> list[str]:

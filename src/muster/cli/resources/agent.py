@@ -117,17 +117,21 @@ async def _run(
     beat_s: float,
 ) -> None:
     from muster.app.supervisor import worker as app_managing
+    from muster.core import errors
     from muster.core.telemetry import metrics
     from muster.manage.agent import agent
+    from muster.supervision import tasks
 
     if token is not None:
         await _enrol(invocation, token, folder, proxy)
     measure = metrics.Metrics(process=True)
     await _enrolled(folder)  # fails if it is not
-    renewal = MachineRenewal(folder, proxy)
-    await renewal.begin()
+    with contextlib.suppress(errors.MusterError):  # what is due may not have expired yet
+        await keep_credentials(folder, proxy, at_once=True)
+    renewal = tasks.TaskSupervisor("credentials")
+    renewal.loop("renewal", functools.partial(keep_credentials, folder, proxy))
     async with contextlib.AsyncExitStack() as stack:
-        stack.push_async_callback(renewal.tasks.close)
+        stack.push_async_callback(renewal.close)
         transport: Any
         if managers:
             transport = await stack.enter_async_context(await _lines(folder, managers))
@@ -175,7 +179,7 @@ async def _enrol(invocation: command.Invocation, text: str, folder: Path, proxy:
     key = await asyncio.to_thread(enrolment.machine_key, folder)
     machine = await asyncio.to_thread(app_managing.machine_id)
     creds = credentials.Credentials.parse(token.creds)
-    answer: bootstrap_client.EnrolledMachine | None = None
+    answer: enrolment.EnrolledMachine | None = None
     noted = ""
     try:
         async with await muster_connection.connect(token.servers, creds=creds, tls=tls, proxy=proxy) as bus:
@@ -220,40 +224,20 @@ async def _enrolled(folder: Path) -> tuple[dict[str, Any], credentials.Credentia
     return where, creds, ssl.create_default_context(cadata=where["ca"]) if where["ca"] else None
 
 
-class MachineRenewal:
-    """Renews the credentials of the machine before they expire."""
+async def keep_credentials(folder: Path, proxy: str | None, *, at_once: bool = False) -> None:
+    """Renew the credentials of the machine before they expire. ``at_once``: only what is due now."""
+    from muster.app import enrolment
+    from muster.app.components import bootstrap_client
 
-    def __init__(self, folder: Path, proxy: str | None) -> None:
-        from muster.supervision import tasks
-
-        self._folder = folder
-        self._proxy = proxy
-        self.tasks = tasks.TaskSupervisor("credentials")
-
-    async def begin(self) -> None:
-        """Renew at once what may have expired while the machine was switched off."""
-        from muster.core import errors
-
-        if await self._wait_s() == 0:
-            with contextlib.suppress(errors.MusterError):  # they may not have expired yet
-                await self._renew()
-        self.tasks.loop("renewal", self._keep)
-
-    async def _keep(self) -> None:
-        while (wait_s := await self._wait_s()) is not None:
-            await asyncio.sleep(max(wait_s, RENEWAL_PAUSE_S))  # the clock of the domain may be slower
-            await self._renew()
-
-    async def _wait_s(self) -> float | None:
-        from muster.app import enrolment
-
-        return await asyncio.to_thread(enrolment.renewal_s, self._folder, time.time())
-
-    async def _renew(self) -> None:
-        from muster.app.components import bootstrap_client
-
-        connect = functools.partial(_connect, self._folder, self._proxy, None)
-        await bootstrap_client.renew(self._folder, connect)
+    connect = functools.partial(_connect, folder, proxy, None)
+    while (wait_s := await asyncio.to_thread(enrolment.renewal_s, folder, time.time())) is not None:
+        if not at_once:  # later also if it was due: the domain may have another clock
+            await asyncio.sleep(max(wait_s, RENEWAL_PAUSE_S))
+        elif wait_s > 0:
+            return
+        await bootstrap_client.renew(folder, connect)
+        if at_once:
+            return
 
 
 async def _lines(folder: Path, managers: tuple[str, ...]) -> links.AgentLinks:

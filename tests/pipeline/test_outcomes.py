@@ -10,9 +10,11 @@ from muster.bus.client import client
 from muster.core import errors, messages
 from muster.core.messages import AlertState
 from muster.pipeline import protocol, settings
-from muster.pipeline.alerts import tracker
+from muster.pipeline.alerts import notifications, tracker
+from muster.pipeline.fleet import state
 from muster.pipeline.history import search
 from muster.pipeline.job import batch_commit
+from muster.testing.eventually import eventually
 from tests.pipeline import test_history, traffic
 
 DOWN = [tracker.RuleVerdict("down", "group:web", True, 1000, group="web")]
@@ -25,10 +27,13 @@ class LeaderlessStream:
         raise errors.TimedOut("no acknowledgement came")
 
 
-async def opened(bus: client.NatsBus, folder: Path) -> batch_commit.BatchCommitter:
-    rules = folder / "rules.yaml"
-    rules.write_text("rules:\n  - {name: down, scope: group, when: reports = 0}\n")
-    pipeline_settings = settings.PipelineSettings(rules=str(rules), operators=("*",))
+async def opened(
+    bus: client.NatsBus, folder: Path, pipeline_settings: settings.PipelineSettings | None = None
+) -> batch_commit.BatchCommitter:
+    if pipeline_settings is None:
+        rules = folder / "rules.yaml"
+        rules.write_text("rules:\n  - {name: down, scope: group, when: reports = 0}\n")
+        pipeline_settings = settings.PipelineSettings(rules=str(rules), operators=("*",))
     made = await asyncio.to_thread(
         batch_commit.BatchCommitter,
         bus,
@@ -130,3 +135,42 @@ async def test_alerts_are_in_the_history_once_whenever_the_process_ends(
         await again._finish(8, [], 2000, [], {}, 0)
         rows = test_history.read(tmp_path / "history", "alerts")
         assert [(row["about"], row["state"]) for row in rows] == [("group:web", "firing")]
+
+
+async def test_a_contact_that_does_not_accept_notifications_raises_an_alert(broker, tmp_path, monkeypatch):
+    async def refuse(*_: Any) -> int:
+        raise errors.Unavailable("the webhook returned HTTP status 503")
+
+    monkeypatch.setattr(notifications, "post", refuse)
+    monkeypatch.setattr(notifications, "FIRST_WAIT_S", 0.01)
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(
+        "rules:\n  - {name: down, scope: group, when: reports = 0, notify: [team]}\n"
+        'receivers: {team: {webhook: "https://hooks.example/web"}}\n'
+    )
+    allowed = settings.PipelineSettings(rules=str(rules), webhooks_allowed=("https://hooks.example",))
+    async with await client.connect([broker.url], identity="pipeline") as bus:
+        committer = await opened(bus, tmp_path, allowed)
+        sending = asyncio.create_task(committer.sender.run(committer.save))
+
+        async def commit(number: int, at_ms: int) -> set[tuple[str, str]]:
+            outputs = [state.ShardOutput(clock_ms=at_ms)]
+            await asyncio.to_thread(committer.commit, number, outputs, {})
+            return {(alert.rule, alert.state.value) for alert in committer.alert_tracker.alerts()}
+
+        await committer._finish(1, DOWN, 1000, [], {}, 0)
+        await eventually(lambda: committer.sender.failing())
+        assert ("notifications-failing", "pending") in await commit(2, 2000)
+        assert ("notifications-failing", "firing") in await commit(3, 70_000)
+        (failing,) = committer.sender.failing()
+        assert (failing.name, failing.waiting) == ("team", 1)
+        assert "503" in failing.reason
+
+        async def accept(*_: Any) -> int:
+            return 200
+
+        monkeypatch.setattr(notifications, "post", accept)
+        await eventually(lambda: not committer.sender.failing())
+        assert await commit(4, 80_000) == {("down", "firing")}
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)

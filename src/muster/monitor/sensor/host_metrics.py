@@ -42,8 +42,8 @@ class HostMetrics:
         return metrics
 
     def services(self) -> list[messages.ServiceReport]:
-        found = _matching(self._patterns)
-        return [_service(name, pattern, found[name]) for name, pattern in self._patterns.items()]
+        matching = _matching(self._patterns)
+        return [_service(name, pattern, matching[name]) for name, pattern in self._patterns.items()]
 
     def _cpu(self) -> dict[str, float]:
         """psutil.cpu_percent() compares with the last call of its thread; samples come from any thread."""
@@ -100,7 +100,7 @@ def _matching(patterns: Mapping[str, str]) -> dict[str, list[psutil.Process]]:
 
     The option of a sensor that watches them, and of the shell that started it, contains the pattern as well.
     """
-    found: dict[str, list[psutil.Process]] = {name: [] for name in patterns}
+    matching: dict[str, list[psutil.Process]] = {name: [] for name in patterns}
     options = {name: _unquoted(f"{name}={pattern}") for name, pattern in patterns.items()}
     for process in psutil.process_iter(["cmdline"]) if patterns else ():
         words: Any = process.info.get("cmdline")
@@ -108,8 +108,8 @@ def _matching(patterns: Mapping[str, str]) -> dict[str, list[psutil.Process]]:
             command = " ".join(words or [process.name()])
             for name, pattern in patterns.items():
                 if pattern in command and options[name] not in _unquoted(command) and _is_alive(process):
-                    found[name].append(process)
-    return found
+                    matching[name].append(process)
+    return matching
 
 
 def _service(name: str, pattern: str, processes: Sequence[psutil.Process]) -> messages.ServiceReport:

@@ -224,6 +224,24 @@ async def test_a_notification_that_a_contact_never_accepts_delays_no_others_and_
     assert counted == ["notifications-not-sent"] * 2
 
 
+async def test_after_a_restart_no_contact_gets_an_end_before_its_beginning(monkeypatch):
+    transport = Transport(monkeypatch)
+    transport.refuses = lambda to, about: to == "late"
+    contacts = {name: notifications.AlertContact(webhook=name) for name in ("ahead", "late")}
+    sender = notifications.AlertNotificationSender(contacts, settings.PipelineSettings())
+    task = asyncio.create_task(sender.run(lambda: None))
+    sender.add(notice(1, AlertState.FIRING, *contacts))
+    await eventually(lambda: [sent.receivers for sent in sender.unsent()] == [("late",)])
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    sender.add(notice(1, AlertState.RESOLVED, *contacts))  # the process ends before it is sent
+    later = notifications.AlertNotificationSender(
+        contacts, settings.PipelineSettings(), unsent=sender.unsent()
+    )
+    states = [sent.alert.state.value for sent in later.unsent() if sent.receivers == ("late",)]
+    assert states == ["firing", "resolved"]
+
+
 def test_a_notification_for_a_contact_that_was_removed_is_counted():
     counted: list[str] = []
     notifications.AlertNotificationSender(

@@ -46,6 +46,7 @@ doc = sections.field_doc
 FIRST_WAIT_S = 1.0  # doubled with each failure in a row
 WAIT_MAX_S = 60.0  # a contact that is back receives what waits after this time at the latest
 RETRY_S = 6 * 3600.0
+SAVE_S = 1.0  # not after each: the state has all that waits for other contacts
 TIMEOUT_S = 10.0
 QUEUE_MAX = 10_000
 
@@ -221,17 +222,16 @@ class AlertNotificationSender:
         self._log.error("notification-dropped", receiver=name, notification=id, reason=reason)
 
     def unsent(self) -> list[tracker.AlertNotification]:
-        """Each with the contacts that have not received it yet. Also called in threads, to save the state."""
-        pending: dict[tuple[str, str], tuple[tracker.AlertNotification, list[str]]] = {}
+        """By contact, in the order of its queue. Also called in threads, to save the state."""
+        pending: list[tracker.AlertNotification] = []
         for queue in self._queues:
             with self._lock:
-                queued = list(queue.waiting.items())
-            for id, notification in queued:
-                pending.setdefault((id, queue.transport), (notification, []))[1].append(queue.contact)
-        return [
-            tracker.AlertNotification(notification.alert, tuple(names), transport)
-            for (_, transport), (notification, names) in pending.items()
-        ]
+                queued = list(queue.waiting.values())
+            pending += [
+                tracker.AlertNotification(notification.alert, (queue.contact,), queue.transport)
+                for notification in queued
+            ]
+        return pending
 
     def failing(self) -> tuple[protocol.FailingContact, ...]:
         """The contacts that do not accept notifications at present."""
@@ -254,6 +254,7 @@ class AlertNotificationSender:
                 workers.create_task(self._work(queue, save), name=f"notifications for {queue.contact}")
 
     async def _work(self, queue: _Queue, save: Callable[[], None]) -> None:
+        saved_s = 0.0
         while True:
             await queue.more.wait()
             queue.more.clear()
@@ -268,7 +269,9 @@ class AlertNotificationSender:
                 self.sent += 1
                 queue.failures = 0
                 self._remove(queue, id)
-                await asyncio.to_thread(save)
+                if not queue.waiting or time.monotonic() - saved_s > SAVE_S:
+                    await asyncio.to_thread(save)
+                    saved_s = time.monotonic()
 
     def _remove(self, queue: _Queue, id: str) -> None:
         with self._lock:

@@ -30,13 +30,13 @@ CLUSTER = 3  # brokers in a cluster's chain
 class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A network of brokers, named NAME-1, NAME-2, …, in the group NAME."""
 
-    name: Annotated[str, doc("Its name.", pattern=r"^[A-Za-z0-9_-]{1,100}$")]
+    name: Annotated[str, doc("Its name.", pattern=r"^[A-Za-z0-9_-]{1,100}$(?!\n)")]
     shape: Annotated[
         Literal["ring", "chain", "star", "tree", "cluster"],
         doc("ring: a chain with a reserve link; cluster: chains of three whose heads are linked."),
     ]
     size: Annotated[int, doc("Number of brokers.", ge=1, le=SIZE_MAX)]
-    agent: Annotated[str, doc("The agent that hosts the brokers.", pattern=r"^[A-Za-z0-9_-]{1,128}$")]
+    agent: Annotated[str, doc("The agent that hosts the brokers.", pattern=r"^[A-Za-z0-9_-]{1,128}$(?!\n)")]
     fan_out: Annotated[int, doc("Of a tree: brokers below each broker.", ge=1, le=SIZE_MAX)] = 3
     storage: Annotated[bool, doc("Whether the brokers store streams.")] = False
 

@@ -34,7 +34,7 @@ class OidcSettings(sections.SettingsSection, frozen=True, kw_only=True):
         doc(
             "Put before the name of a person from the provider, so that it never equals the name of a local "
             "login or service.",
-            pattern="^[A-Za-z0-9_-]{1,32}$",
+            pattern=r"^[A-Za-z0-9_-]{1,32}$(?!\n)",
         ),
     ] = "oidc-"
     groups_claim: Annotated[str, doc("Claim with the groups of a person: a list, or one name.")] = "groups"

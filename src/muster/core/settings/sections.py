@@ -41,7 +41,7 @@ def field_doc(description: str, **constraints: Any) -> msgspec.Meta:
 
 #: A reference to a secret. Empty: there is no secret.
 Secret = Annotated[
-    str, msgspec.Meta(pattern=r"^(|file:.+|env:[A-Za-z_][A-Za-z0-9_]*)$", extra={"secret": True})
+    str, msgspec.Meta(pattern=r"^(|file:.+|env:[A-Za-z_][A-Za-z0-9_]*)$(?!\n)", extra={"secret": True})
 ]
 
 #: A path. A relative path in a settings file is relative to the folder of that file.

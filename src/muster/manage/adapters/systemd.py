@@ -38,7 +38,7 @@ class SystemdUnitConfig(
 
     unit: Annotated[
         str,
-        doc("Name of the unit.", pattern=r"^[A-Za-z0-9:_.@-]{1,200}\.(service|timer|socket|target)$"),
+        doc("Name of the unit.", pattern=r"^[A-Za-z0-9:_.@-]{1,200}\.(service|timer|socket|target)$(?!\n)"),
     ]
     user: Annotated[bool, doc("A unit of the agent's user instead of the system.")] = False
     definition: Annotated[str, doc("Text of the unit file; empty: the unit exists already.")] = ""

@@ -129,6 +129,22 @@ def duration(
     )
 
 
+def parse_value(text: str) -> Any:
+    """The value of ``NAME=VALUE``: JSON, or otherwise text. A number that JSON writes in another way, such as
+    the version 1.10, is text too.
+    """
+    import json
+
+    def number(digits: str) -> float | str:
+        value = float(digits)
+        return value if repr(value) == digits else digits
+
+    try:
+        return json.loads(text, parse_float=number, parse_constant=str)
+    except (ValueError, RecursionError):
+        return text
+
+
 def limit(default: int, words: str, *, at_least: int = 1, at_most: int | None = None) -> Callable[[F], F]:
     """The option ``-n``, ``--limit`` of a command that prints rows."""
     return click.option(

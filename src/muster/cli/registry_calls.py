@@ -34,6 +34,15 @@ operation_argument = click.argument(
 )
 
 
+arguments_option = click.option(
+    "--argument",
+    "arguments",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="An argument of the operation: JSON or text. Quote a number that is meant as text: 'NAME=\"1.0\"'.",
+)
+
+
 def split_words(words: tuple[str, ...], where: str) -> tuple[list[str], str]:
     """The resources and the operation of ``[RESOURCE]... OPERATION``; a predicate replaces the resources."""
     *names, operation = words
@@ -83,16 +92,11 @@ def format_time(at_ms: int) -> str:
 
 
 def key_values(arguments: tuple[str, ...]) -> dict[str, Any]:
-    """Parse ``NAME=VALUE`` arguments; a value that is not valid JSON is text."""
-    import json
-
+    """Parse ``NAME=VALUE`` arguments (`command.parse_value`)."""
     values: dict[str, Any] = {}
     for argument in arguments:
         name, equals, value = argument.partition("=")
         if not (name and equals):
             raise click.BadParameter(f"{argument!r} is not NAME=VALUE")
-        try:
-            values[name] = json.loads(value)
-        except (ValueError, RecursionError):
-            values[name] = value
+        values[name] = command.parse_value(value)
     return values

@@ -57,16 +57,13 @@ def attributes(arguments: tuple[str, ...]) -> dict[str, Any]:
 
 
 def parse_assignments(arguments: tuple[str, ...], option: str) -> dict[str, Any]:
-    """Parse NAME=VALUE arguments; a value that is not valid JSON is text."""
+    """Parse NAME=VALUE arguments (`command.parse_value`)."""
     values: dict[str, Any] = {}
     for text in arguments:
         name, equals, value = text.partition("=")
         if not (name and equals):
             raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint=option)
-        try:
-            values[name] = json.loads(value)
-        except (ValueError, RecursionError):
-            values[name] = value
+        values[name] = command.parse_value(value)
         if not isinstance(values[name], str | int | float | bool | list):
             values[name] = value
     return values

@@ -163,9 +163,7 @@ def logs(invocation: command.Invocation, name: str, to: connection.ConnectionOpt
 )
 @registry_calls.operation_argument
 @click.option("--where", default="", metavar="PREDICATE", help="Select resources with this predicate.")
-@click.option(
-    "--argument", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument of the operation."
-)
+@registry_calls.arguments_option
 @connection.options
 @command.pass_invocation
 def exec(

@@ -1,0 +1,30 @@
+"""NAME=VALUE arguments."""
+
+from __future__ import annotations
+
+import pytest
+
+from muster.cli import command, registry_calls
+from muster.cli.contexts import common
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1", 1),
+        ("1.5", 1.5),
+        ("-0.25", -0.25),
+        ("1.10", "1.10"),  # a version: as a number it would lose a digit
+        ("1e3", "1e3"),
+        ("NaN", "NaN"),
+        ('"1.0"', "1.0"),
+        ("true", True),
+        ("[1, 1.10]", [1, "1.10"]),
+        ("word", "word"),
+        ("[" * 100_000, "[" * 100_000),
+    ],
+)
+def test_a_value_is_json_or_text(text, value):
+    assert command.parse_value(text) == value
+    assert registry_calls.key_values((f"name={text}",)) == {"name": value}
+    assert common.parse_assignments((f"name={text}",), "--attribute") == {"name": value}

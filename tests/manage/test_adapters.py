@@ -85,6 +85,7 @@ class TestProcess(contract.AdapterContract):
             check = {"kind": "http", "url": url, "every_s": 0.05, "failures": 2, "start_s": 30}
             await self.do(host, "create", config={"command": ["sleep", "1000"], "health": check})
             assert self.seen(host).state is health.HealthState.STARTING
+            await eventually(lambda: "500" in self.seen(host).reason)
             state["status"] = 200
             await eventually(lambda: self.seen(host).state is health.HealthState.UP)
             state["status"] = 503

@@ -155,7 +155,7 @@ async def _rollout(fleet: Any, id: str) -> Any:
     return rollout if rollout.state != "running" else None
 
 
-async def test_a_rollout_lists_the_unreachable_apart(small):
+async def test_a_rollout_with_unreachable_resources_stops_and_lists_them(small):
     other = await small.agent("host-b")
     await small.client.apply(manifest(memory("a"), memory("z", agent="host-b")))
     await small.client.wait("a", "up")
@@ -163,8 +163,8 @@ async def test_a_rollout_lists_the_unreachable_apart(small):
     await other.stop()
     begun = await small.client.rollout({"operation": "echo", "batch": "100%"}, "a", "z")
     ended = await eventually(lambda: _rollout(small, begun.id))
-    assert ended.state == "done"
-    assert ended.unreachable == ["z"]
+    assert (ended.state, ended.reason) == ("stopped", "1 of 2 resources could not be reached")
+    assert (ended.counts, ended.unreachable) == ({"done": 1, "unreachable": 1}, ["z"])
 
 
 async def test_draining_an_agent_stops_its_resources_and_gives_it_no_more(small):

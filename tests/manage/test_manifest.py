@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 
 import pytest
 
@@ -36,6 +38,9 @@ def test_a_good_one():
     ("old", "new", "line", "field", "says"),
     [
         ("type: process", "type: proces", 4, "resources[0].type", "no type"),
+        ("name: db", 'name: "db\\n"', 3, "resources[0].name", "matching regex"),
+        ("agent: host-a", 'agent: "host-a\\n"', 5, "resources[0].agent", "matching regex"),
+        ("agent: host-a", 'restart: {policy: "never\\n"}', 5, "resources[0].restart.policy", "Invalid enum"),
         ("agent: host-a", "agnet: host-a", 5, "resources[0].agnet", "unknown field"),
         ('command: [sleep, "1"]', "comand: [x]", 7, "resources[0].config.comand", "unknown field"),
         ('command: [sleep, "1"]', "command: 7", 7, "resources[0].config.command", "Expected `array`"),
@@ -111,3 +116,26 @@ def test_a_secret_is_a_reference_and_never_a_value():
     assert caught.value.line == 8
     reference = 'command: [x]\n      environment: {DB_PASSWORD: {secret: "env:P"}}'
     read(GOOD.replace(command, reference, 1))
+
+
+def test_many_entries_are_packed_and_read_again():
+    entries = [{"name": f"web-{number}", "config": {"value": "x" * 1000}} for number in range(1000)]
+    packed = manifest.pack_entries(entries)
+    assert isinstance(packed, str)
+    assert len(packed) < 100_000
+    assert manifest.unpack_entries(packed) == entries
+    assert manifest.pack_entries(entries[:1]) == entries[:1]
+
+
+@pytest.mark.parametrize(
+    "packed", ["", "%", "aGVsbG8=", base64.b64encode(zlib.compress(b'{"a": 1}')).decode()]
+)
+def test_packed_entries_that_cannot_be_read_are_refused(packed):
+    with pytest.raises(errors.InvalidInput, match="packed entries"):
+        manifest.unpack_entries(packed)
+
+
+def test_packed_entries_cannot_become_too_large():
+    packed = base64.b64encode(zlib.compress(b"[" + b" " * manifest.ENTRIES_BYTES_MAX + b"]")).decode()
+    with pytest.raises(errors.LimitExceeded, match="split the manifest"):
+        manifest.unpack_entries(packed)

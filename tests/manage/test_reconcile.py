@@ -65,8 +65,9 @@ def test_an_ended_resource_is_restarted_by_its_policy(policy, exit_code, again, 
         runtime = begin(assignment, 3.0)
     hear(assignment, runtime, observed(State.DOWN, exit_code=exit_code, ran=1), 4.0)
     assert act(assignment, runtime, 10.0) is (Act.START if again else None)
-    assert state_of(runtime) is (State.DOWN if again else State.FAILED)
-    assert ("policy" in runtime.health.reason) is not again
+    ended = State.COMPLETED if exit_code == 0 else State.FAILED
+    assert state_of(runtime) is (State.DOWN if again else ended)
+    assert ("policy" in runtime.health.reason) is (state_of(runtime) is State.FAILED)
 
 
 @pytest.mark.parametrize("policy", ["on-failure", "never"])
@@ -534,8 +535,8 @@ def test_the_state_that_an_adapter_reports_is_the_health():
     runtime = running(assignment)
     for state, after in (
         (State.LATE, State.LATE),
-        (State.STARTING, State.LATE),
-        (State.UNKNOWN, State.LATE),
+        (State.STARTING, State.STARTING),
+        (State.UNKNOWN, State.UNKNOWN),
         (State.UP, State.UP),
         (State.DRAINING, State.DRAINING),
     ):

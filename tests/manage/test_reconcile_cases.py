@@ -74,13 +74,15 @@ def test_a_new_manager_asks_at_once_for_what_was_given_up_and_waits_with_what_is
         (State.UP, State.UP, State.UP),
         (State.UP, State.LATE, State.LATE),
         (State.UP, State.DRAINING, State.DRAINING),
-        (State.UP, State.STARTING, State.UP),
-        (State.UP, State.UNKNOWN, State.UP),
+        (State.UP, State.STARTING, State.STARTING),
+        (State.UP, State.UNKNOWN, State.UNKNOWN),
+        (State.UNKNOWN, State.STARTING, State.STARTING),
         (State.UP, State.DOWN, State.DOWN),
         (State.UP, State.FAILED, State.DOWN),
         (State.DOWN, State.DOWN, State.DOWN),
         (State.UNKNOWN, State.DOWN, State.DOWN),
         (State.FAILED, State.DOWN, State.FAILED),
+        (State.COMPLETED, State.DOWN, State.COMPLETED),
         (State.FAILED, State.UP, State.UP),
     ],
 )
@@ -381,3 +383,60 @@ def test_an_answer_in_doubt_is_checkpointed_and_changes_no_state():
     assert reconciler.step_failed(assignment, runtime, Act.START, doubt, 5.0, 5000) is False
     assert (runtime.observed, runtime.retry_at) == (None, 5.0 + reconciler.RETRY_S)
     assert (runtime.dirty, state_of(runtime)) == (True, State.UP)
+
+
+# Whether it stays up
+
+
+def test_it_is_stable_after_two_heartbeats_that_are_far_enough_apart():
+    assignment = assign()
+    runtime = running(assignment)
+    runtime.dirty = False
+    assert not reconciler.confirm_up(runtime, 1_000, 1.0)
+    assert not reconciler.confirm_up(runtime, 2_999, 3.0)
+    assert not reconciler.confirm_up(runtime, 90_000, 2.9), "the agent's clock was set"
+    assert not reconciler.confirm_up(runtime, 2_000, 90.0), "it was delayed"
+    assert not runtime.dirty
+    assert reconciler.confirm_up(runtime, 3_000, 3.0)
+    assert runtime.dirty
+    assert runtime.status(assignment, 3.0, 3000).stable
+
+
+def test_it_has_to_be_seen_anew_after_a_change_of_state_a_step_and_a_new_generation():
+    assignment = assign()
+
+    def stable() -> Any:
+        runtime = running(assignment)
+        reconciler.confirm_up(runtime, 1_000, 1.0)
+        assert reconciler.confirm_up(runtime, 3_000, 3.0)
+        return runtime
+
+    runtime = stable()
+    hear(assignment, runtime, observed(State.STARTING))
+    hear(assignment, runtime, observed())
+    assert (state_of(runtime), runtime.stable, runtime.up_at) == (State.UP, False, None)
+    runtime = stable()
+    reconciler.step_done(runtime, Act.PUT, generation=1, started=True, there=True, now=4.0)
+    assert not runtime.stable
+    status = stable().status(assignment, 4.0, 4000)
+    assert begin(assign(status=status)).stable
+    assert not begin(assign(generation=2, status=status)).stable
+
+
+@pytest.mark.parametrize(
+    ("digest", "state", "desired", "begins"),
+    [
+        ("old", State.UP, protocol.DesiredState.UP, True),
+        ("old", State.STARTING, protocol.DesiredState.UP, True),
+        ("d", State.UP, protocol.DesiredState.UP, False),  # only the generation is recorded
+        ("old", State.DOWN, protocol.DesiredState.UP, False),  # its start follows
+        ("old", State.UP, protocol.DesiredState.DOWN, False),
+    ],
+)
+def test_a_changed_configuration_begins_a_run_of_what_runs(digest, state, desired, begins):
+    assignment = assign(desired=desired)
+    runtime = begin(assignment)
+    runtime.observed = observed(state, digest=digest)
+    assert reconciler.begins_run(assignment, runtime, Act.PUT) is begins
+    assert reconciler.begins_run(assignment, runtime, Act.START)
+    assert not reconciler.begins_run(assignment, runtime, Act.STOP)

@@ -319,11 +319,14 @@ class ReconcilerWorld(stateful.RuleBasedStateMachine):
             assert self.runtime.health.state is health.HealthState.UP
         else:
             assert self.runtime.given_up
-            assert self.runtime.health.state is health.HealthState.FAILED
+            assert self.runtime.health.state in reconciler.ENDED
             has_run = last is not None and last.generation == self.generation
             clean = last is not None and last.exit_code == 0
             refused_to_restart = has_run and (policy == "never" or (policy == "on-failure" and clean))
             assert refused_to_restart or len(self.runtime.failures) > RESTART["attempts"]
+            if self.runtime.health.state is health.HealthState.COMPLETED:
+                assert refused_to_restart
+                assert clean
 
 
 def _answer(outcome: messages.DecisionOutcome, code: str) -> protocol.OperationResult:

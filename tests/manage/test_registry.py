@@ -49,7 +49,10 @@ class RegistryWorld:
         self.store = await enter(await database.open("sqlite::memory:"))
         self.registry = await self.start_registry("registry-1", self.store)
         self.manager = await enter(manager.Manager(await net.connect("manager-1"), tick_s=0.1))
-        self.host = await enter(host or agent.Agent(await net.connect("host-a"), None, beat_s=1.0))
+        clock = asyncio.get_running_loop().time
+        self.host = await enter(
+            host or agent.Agent(await net.connect("host-a"), None, beat_s=1.0, clock=clock)
+        )
         await self.registry.acting.wait()
         self.client = client.ManageClient(await net.connect("ann"))
         await until(lambda: "host-a" in self.registry.processor.agents)

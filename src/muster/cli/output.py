@@ -63,6 +63,7 @@ _STYLES = {
     "unknown": "yellow",
     "expired": "yellow",
     "failed": "red",
+    "completed": "green",
     "down": "red",
     "revoked": "red",
     "unresponsive": "red",

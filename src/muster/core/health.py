@@ -1,8 +1,8 @@
-"""The health of a resource or a process: seven states and their transitions.
+"""The health of a resource or a process: eight states and their transitions.
 
-Only the manager of a resource sets ``down`` and ``failed``; silence alone leads to ``late``. ``unknown`` is
-not a kind of ``down``: it means that nothing can be concluded (the connection is lost, or all of the zone is
-silent), so no action is taken. The table below defines all transitions, and `advance` applies it.
+Only the manager of a resource sets ``down``, ``failed`` and ``completed``; silence alone leads to ``late``.
+``unknown`` is not a kind of ``down``: it means that nothing can be concluded (the connection is lost, or all
+of the zone is silent), so no action is taken. The table below defines all transitions; `advance` applies it.
 The reference page draws it.
 """
 
@@ -24,6 +24,7 @@ class HealthState(enum.Enum):
     DOWN = "down"  # known not to run
     FAILED = "failed"  # known not to run; no further restart
     DRAINING = "draining"  # finishes its work, accepts no more
+    COMPLETED = "completed"  # ended with success, and its restart policy asks for no further run
 
 
 class HealthEvent(enum.Enum):
@@ -34,6 +35,7 @@ class HealthEvent(enum.Enum):
     START = "start"  # an attempt to start it has begun
     GIVE_UP = "give-up"  # too many attempts, or one that cannot succeed
     DRAIN = "drain"  # drain requested
+    COMPLETE = "complete"  # its last run ended with success
 
 
 _S, _E = HealthState, HealthEvent
@@ -79,6 +81,7 @@ TRANSITIONS: dict[HealthState, dict[HealthEvent, HealthState]] = {
         _E.DIED: _S.DOWN,
         _E.CUT_OFF: _S.UNKNOWN,  # another process may start it unnoticed
         _E.GIVE_UP: _S.FAILED,
+        _E.COMPLETE: _S.COMPLETED,
     },
     _S.FAILED: {
         _E.BEAT: _S.UP,  # repaired manually
@@ -95,11 +98,19 @@ TRANSITIONS: dict[HealthState, dict[HealthEvent, HealthState]] = {
         _E.DRAIN: _S.DRAINING,
         _E.START: _S.STARTING,  # the drain is over: start again
     },
+    _S.COMPLETED: {
+        _E.BEAT: _S.UP,  # started manually
+        _E.START: _S.STARTING,
+        _E.DIED: _S.COMPLETED,
+        _E.CUT_OFF: _S.COMPLETED,  # as for `failed`
+        _E.COMPLETE: _S.COMPLETED,
+    },
 }
 
 #: From best to worst, for reports with one state for many resources.
 SEVERITY: tuple[HealthState, ...] = (
     HealthState.UP,
+    HealthState.COMPLETED,
     HealthState.DRAINING,
     HealthState.STARTING,
     HealthState.LATE,

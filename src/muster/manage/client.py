@@ -35,7 +35,7 @@ from muster.trust import sealed_box
 TIMEOUT_S = 30.0
 READ_TRY_S = 2.0
 EXEC_TRY_S = 3.0  # the same id is executed once: a request lost by a broker is repeated
-LOOK_S = 2.0  # poll interval, in case a state change was missed
+LOOK_S = 1.0  # poll interval: a resource that stays up changes no state, and a change may be missed
 NAMES_MAX = 500  # in one request: replies must fit into a message
 EXEC_FEWER = (20, 1)  # batch sizes for repeating truncated results
 
@@ -58,22 +58,29 @@ class ManageClient:
         wait_s: float | None = None,
         progress: Callable[[str, float], None] = lambda name, part: None,
     ) -> rows.ApplyResult:
-        """Apply the text of a manifest; `manifest.ManifestError` has line and field.
+        """Apply the text of a manifest, all of it or nothing; `manifest.ManifestError` has line and field.
 
-        With ``wait_s``, waits until all resources are in their desired state.
+        With ``wait_s``, waits until all resources are in their desired state and stay there.
+        Raises `errors.Refused` as soon as one of them is given up, `errors.TimedOut` after the time.
         """
         entries = await _entries(text)
-        result = await self._request(rows.ApplyResult, "apply", entries=entries)
+        packed = await asyncio.to_thread(manifest.pack_entries, entries)
+        result = await self._request(rows.ApplyResult, "apply", entries=packed)
         if wait_s is not None:
             deadline = time.monotonic() + wait_s
-            await self._wait_all([entry["name"] for entry in entries], wait_s, progress)
+            try:
+                names = (entry["name"] for entry in entries)
+                await self.wait_settled(*names, timeout_s=wait_s, progress=progress)
+            except errors.MusterError as error:
+                error.hint = error.hint or "; ".join(result.notes) or None
+                raise
             left_s = max(0.1, deadline - time.monotonic())
             await self.wait_gone(*result.deleting, timeout_s=left_s)
         return result
 
     async def plan(self, text: str) -> list[rows.PlanStep]:
         """The steps of an apply, in the order of execution."""
-        entries = await _entries(text)
+        entries = await asyncio.to_thread(manifest.pack_entries, await _entries(text))
         return [step async for step in self._pages(rows.PlanStep, "plan", entries=entries)]
 
     async def delete_manifest(self, text: str, *, force: bool = False) -> rows.DeleteResult:
@@ -227,12 +234,14 @@ class ManageClient:
                         results[number] = row
         return results
 
-    async def drain(self, name: str) -> rows.DrainResult:
-        """Drain a resource or all resources of an agent, which then accepts no more."""
-        return await self._request(rows.DrainResult, "drain", name=name)
+    async def drain(self, name: str, kind: protocol.DrainKind | None = None) -> rows.DrainResult:
+        """Drain a resource or all resources of an agent, which then accepts no more. ``kind`` is required if
+        both have this name.
+        """
+        return await self._request(rows.DrainResult, "drain", name=name, target=kind)
 
-    async def undrain(self, name: str) -> rows.DrainResult:
-        return await self._request(rows.DrainResult, "undrain", name=name)
+    async def undrain(self, name: str, kind: protocol.DrainKind | None = None) -> rows.DrainResult:
+        return await self._request(rows.DrainResult, "undrain", name=name, target=kind)
 
     async def forget(self, agent: str) -> rows.ForgetResult:
         return await self._request(rows.ForgetResult, "forget", agent=agent)
@@ -302,18 +311,25 @@ class ManageClient:
         assert row is not None
         return row
 
-    async def _wait_all(
-        self, names: list[str], timeout_s: float, progress: Callable[[str, float], None]
+    async def wait_settled(
+        self,
+        *names: str,
+        timeout_s: float = 30.0,
+        progress: Callable[[str, float], None] = lambda name, part: None,
     ) -> None:
-        """Wait until each has reached its desired state, in batches."""
-        left = names
+        """Wait until each has reached its desired state and stays there. Raises `errors.Refused` if one is
+        given up.
+        """
+        left = list(names)
         row: rows.ResourceRow | None = None
 
         async def look() -> bool:
             nonlocal left, row
             while left:
-                waiting = [item for item in await self.get(*left[:NAMES_MAX]) if not rows.is_in(item, None)]
+                waiting = [item for item in await self.get(*left[:NAMES_MAX]) if not rows.is_settled(item)]
                 left = [item.name for item in waiting] + left[NAMES_MAX:]
+                for item in filter(rows.is_given_up, waiting):
+                    raise errors.Refused(rows.condition(item), hint=rows.given_up_hint(item.name))
                 if waiting:
                     row = waiting[0]
                     progress(row.name, 1 - len(left) / len(names))
@@ -427,7 +443,9 @@ class ManageClient:
                 on_behalf_of=self._on_behalf_of,
             )
         except errors.LimitExceeded as error:
-            error.hint = error.hint or "use fewer resources at a time; each request is stored as one unit"
+            error.hint = (
+                error.hint or "use fewer resources at a time: a request is one message and one commit"
+            )
             raise
         return _convert(result, kind)
 

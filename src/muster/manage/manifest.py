@@ -21,9 +21,11 @@ its value.
 
 from __future__ import annotations
 
+import base64
 import difflib
 import hashlib
 import re
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any
 
@@ -39,12 +41,14 @@ from muster.predicates.syntax import parser
 doc = sections.field_doc
 
 BYTES_MAX = 4 << 20
+PACKED_FROM_BYTES = 256 << 10  # entries of more bytes are sent compressed, so that they fit into one message
+ENTRIES_BYTES_MAX = 16 << 20  # with all defaults
 NODES_MAX = 200_000
 DEPTH_MAX = 40
 GROUP = "group:"
 REFERENCE_HINT = 'refer to it: {secret: "file:PATH"}, {secret: "env:NAME"} or {secret: "store:NAME"}'
 
-Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
+Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,128}$(?!\n)")]
 Check = Callable[[Mapping[str, Any]], None]
 _PATH = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[\.\.\.\]")
 REFERENCES = ("file:", "env:", "store:")
@@ -171,6 +175,30 @@ def too_many_dependencies(name: str) -> errors.LimitExceeded:
 def digest(config: Mapping[str, Any]) -> str:
     """The same for equal configurations, however they were written."""
     return hashlib.sha256(msgspec.json.encode(dict(config), order="deterministic")).hexdigest()[:16]
+
+
+# On the wire
+
+Entries = list[Any] | str  # packed, if they are many
+
+
+def pack_entries(entries: list[Any]) -> Entries:
+    """Entries for one message: all of them are applied, or none."""
+    data = msgspec.json.encode(entries)
+    return entries if len(data) < PACKED_FROM_BYTES else base64.b64encode(zlib.compress(data)).decode()
+
+
+def unpack_entries(entries: Entries) -> list[Any]:
+    if isinstance(entries, list):
+        return entries
+    unpacker = zlib.decompressobj()
+    try:
+        data = unpacker.decompress(base64.b64decode(entries, validate=True), ENTRIES_BYTES_MAX)
+        if unpacker.unconsumed_tail:
+            raise errors.LimitExceeded(f"the entries exceed {ENTRIES_BYTES_MAX} bytes: split the manifest")
+        return msgspec.json.decode(data, type=list[Any])
+    except (ValueError, zlib.error, msgspec.MsgspecError) as error:
+        raise errors.InvalidInput(f"the packed entries cannot be read: {error}") from error
 
 
 # Reading

@@ -25,7 +25,7 @@ again.
 from __future__ import annotations
 
 import enum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -49,6 +49,7 @@ SECRET = "secret"  # the verb of an agent that requests a secret
 RENEW, HELLO = "renew", "hello"
 HELLO_S = 30.0  # interval at which agents announce themselves
 
+DrainKind = Literal["resource", "agent"]
 Values = dict[str, Any]
 OperationTimeout = Annotated[float, msgspec.Meta(gt=0, le=3600)]  # in seconds
 HeartbeatPeriod = Annotated[float, msgspec.Meta(gt=0, le=86400)]  # in seconds
@@ -200,10 +201,9 @@ class RestartPolicy(
 ):
     """How often and how soon a failed resource is restarted."""
 
-    policy: Annotated[
-        str,
-        doc("always, on-failure (not after exit code 0) or never.", pattern="^(always|on-failure|never)$"),
-    ] = "always"
+    policy: Annotated[Literal["always", "on-failure", "never"], doc("on-failure: not after exit code 0.")] = (
+        "always"
+    )
     attempts: Annotated[
         int, doc("Restarts within `window_s` before the manager gives up.", ge=1, le=1000)
     ] = 5
@@ -241,6 +241,7 @@ class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     desired_generation: int = 0  # the generation that was in force at the checkpoint
     ran: int = 0  # the last generation that is known to have run
     given_up: bool = False  # no further attempts for the current desired state
+    stable: bool = False  # it was seen to stay up since its last start or operation
     gone: bool = False
     fault: str = ""  # why the last step failed, if the state does not show it
     properties: Values = {}

@@ -19,7 +19,9 @@ Counts = dict[str, int]
 
 
 class ResourceRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A resource in a list. ``applied``: whether the last change of the desired state was applied."""
+    """A resource in a list. ``applied``: whether the last change of the desired state was applied.
+    ``stable``: whether its agent has reported it as up for some time since then and since the last operation.
+    """
 
     name: str
     type: str
@@ -35,6 +37,7 @@ class ResourceRow(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int = 0
     generation: int
     applied: bool = False
+    stable: bool = False
 
 
 class ResourcePage(msgspec.Struct, frozen=True):
@@ -105,12 +108,13 @@ class PlanStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ApplyResult(msgspec.Struct, frozen=True, kw_only=True):
-    """``counts`` of the acts, the number of changed resources, and the first names."""
+    """``counts`` of the acts, the number of changed resources, and the first names; ``notes`` for people."""
 
     counts: Counts
     changed_count: int
     changed: list[str] = []
     deleting: list[str] = []
+    notes: list[str] = []
 
 
 class DeleteResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,7 +148,11 @@ class ExecutionRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An operation on many resources, in batches. ``errors_max``: more failures stop the rollout."""
+    """An operation on many resources, in batches. ``errors_max``: more failures stop the rollout.
+
+    A resource that is not in its desired state within ``healthy_s`` after its operation is a failure; 0: this
+    is not checked.
+    """
 
     operation: str
     arguments: dict[str, Any] = {}
@@ -152,6 +160,7 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     pause_s: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 0.0
     errors_max: Annotated[int, msgspec.Meta(ge=0)] = 0
     timeout_s: protocol.OperationTimeout = protocol.OPERATION_TIMEOUT_S
+    healthy_s: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 60.0
 
 
 class RolloutRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,10 +199,27 @@ class SecretDeleted(msgspec.Struct, frozen=True, kw_only=True):
     deleted: str
 
 
+#: The states that a desired state asks for.
+_AS_DESIRED = {"up": ("up", "completed"), "down": ("down",), "drained": ("down",)}
+
+
 def is_in(row: ResourceRow, state: str | None) -> bool:
-    """Whether it is in this state, or without one in its desired state: what is drained is down."""
-    drained = row.desired == protocol.DesiredState.DRAINED.value
-    return row.state == (state or ("down" if drained else row.desired)) and row.applied
+    """Whether it is in this state, or without one in its desired state."""
+    return row.state in ((state,) if state else _AS_DESIRED.get(row.desired, ())) and row.applied
+
+
+def is_settled(row: ResourceRow) -> bool:
+    """Whether it is in its desired state and was seen to stay there for some time."""
+    return is_in(row, None) and (row.stable or row.state != "up")
+
+
+def is_given_up(row: ResourceRow) -> bool:
+    """Whether it does not reach its desired state without a change of that, or a start by a user."""
+    return row.state == "failed" and row.desired == "up"
+
+
+def given_up_hint(name: str) -> str:
+    return f"`muster logs {name}` shows its output; `muster exec {name} start` tries again"
 
 
 def condition(row: ResourceRow | None) -> str:

@@ -11,7 +11,7 @@ from muster.cli import command, connection, live_names, registry_calls
 from muster.core import units
 
 if TYPE_CHECKING:
-    from muster.manage import client, rows
+    from muster.manage import client, protocol, rows
 
 _PLAN = ("wave", "act", "name", "type")
 
@@ -20,11 +20,11 @@ _PLAN = ("wave", "act", "name", "type")
     cls=command.MusterCommand,
     examples=[
         ("muster apply -f fleet.yaml", ""),
-        ("muster apply -f fleet.yaml --wait 60s", "return when all resources are in the desired state"),
+        ("muster apply -f fleet.yaml --wait 60s", "fail if not all resources reach their desired state"),
     ],
 )
 @registry_calls.file_option
-@command.duration("--wait", None, "Wait up to this time until all resources are in the desired state.")
+@command.duration("--wait", None, "Wait up to this time until all resources stay in their desired state.")
 @connection.options
 @command.pass_invocation
 def apply(
@@ -40,6 +40,8 @@ def apply(
         done = registry_calls.call_registry(invocation, to, work)
     changed, all_ = done.changed_count, sum(done.counts.values())
     invocation.printer.done(done, f"applied: {changed:,} of {all_:,} resources changed")
+    for note in done.notes:
+        invocation.printer.note(f"note: {note}")
 
 
 @click.command(
@@ -85,8 +87,8 @@ def diff(invocation: command.Invocation, path: Path, to: connection.ConnectionOp
     "-f",
     "--file",
     "path",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Delete the resources of this manifest.",
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
+    help="Delete the resources of this manifest; '-' reads standard input.",
 )
 @command.duration("--wait", None, "Wait up to this time until the resources are deleted.")
 @click.option(
@@ -134,12 +136,21 @@ def delete(
 )
 @click.argument("name", shell_complete=live_names.RESOURCES_AND_AGENTS)
 @click.option("--undo", is_flag=True, help="Return it to service.")
+@click.option(
+    "--kind", type=click.Choice(["resource", "agent"]), help="Which of them, if both have this name."
+)
 @connection.options
 @command.pass_invocation
-def drain(invocation: command.Invocation, name: str, undo: bool, to: connection.ConnectionOptions) -> None:
+def drain(
+    invocation: command.Invocation,
+    name: str,
+    undo: bool,
+    kind: protocol.DrainKind | None,
+    to: connection.ConnectionOptions,
+) -> None:
     """Drain a resource, or all resources of an agent."""
     done = registry_calls.call_registry(
-        invocation, to, lambda fleet: fleet.undrain(name) if undo else fleet.drain(name)
+        invocation, to, lambda fleet: fleet.undrain(name, kind) if undo else fleet.drain(name, kind)
     )
     invocation.printer.done(
         done, f"{units.format_count(done.count, 'resource')} {'returned to service' if undo else 'draining'}"
@@ -179,8 +190,12 @@ _ROLLOUT = ("id", "state", "operation", "counts", "unreachable", "reason")
     show_default=True,
     help="Stop the rollout after more errors than this.",
 )
-@click.option(
-    "--argument", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument of the operation."
+@registry_calls.arguments_option
+@command.duration(
+    "--healthy",
+    "60s",
+    "Time for each resource to reach its desired state after the operation; 0s: not checked.",
+    may_be_zero=True,
 )
 @command.duration("--wait", None, "Wait up to this time for the end of the rollout (default: no limit).")
 @click.option("--no-wait", is_flag=True, help="Return when the rollout has started.")
@@ -195,6 +210,7 @@ def start(
     pause_s: float | None,
     max_errors: int,
     arguments: tuple[str, ...],
+    healthy_s: float,
     wait_s: float | None,
     no_wait: bool,
     to: connection.ConnectionOptions,
@@ -210,6 +226,7 @@ def start(
         batch=batch,
         pause_s=pause_s or 0.0,
         errors_max=max_errors,
+        healthy_s=healthy_s,
     )
 
     async def work(fleet: client.ManageClient) -> rows.RolloutRow:

@@ -460,6 +460,8 @@ class ProcessAdapter(base.Adapter):
             else:
                 failed += 1
                 starting = self._state is health.HealthState.STARTING and loop.time() - began < check.start_s
+                if starting and self._reason != problem:
+                    self._set_state(health.HealthState.STARTING, problem)
                 if not starting and failed >= check.failures and self._pid is not None:
                     # It runs and does not work: end it, so that its manager restarts it.
                     self._problem = problem

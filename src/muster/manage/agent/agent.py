@@ -212,9 +212,12 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
 
     def _publish_change(self, hosted: resource_host.HostedResource) -> None:
         """Send the state to the manager now, and for a while more often than with the heartbeats."""
-        self._changed[hosted.record.name] = asyncio.get_running_loop().time() + REPEATED_FOR_S
-        self._has_changed.set()
+        self._repeat_state(hosted.record.name)
         self.publish_event(hosted, protocol.CHANGED, hosted.observed)
+
+    def _repeat_state(self, name: str) -> None:
+        self._changed[name] = asyncio.get_running_loop().time() + REPEATED_FOR_S
+        self._has_changed.set()
 
     def _on_event(self, hosted: resource_host.HostedResource, what: str, **details: str) -> None:
         kept = {name[:256]: str(value)[:4096] for name, value in list(details.items())[:64]}
@@ -297,6 +300,8 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
             events.warning("bad-operation", error=error)
             return
         answer = await self.execute(operation)
+        if operation.verb in resource_host.CHANGING:  # its manager waits for it to stay up
+            self._repeat_state(operation.resource)
         if message.reply is not None:
             with contextlib.suppress(errors.Unavailable):
                 await message.respond(messages.encode(answer))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from muster.bus import api
 from muster.bus.rpc import client
@@ -34,6 +34,7 @@ class CheckpointWriter:
         superseded: Callable[[str, int], None],
     ) -> None:
         self.due: set[str] = set()
+        self._sending = asyncio.Lock()
         self._bus = bus
         self._manager = manager
         self._may_act = may_act
@@ -46,17 +47,19 @@ class CheckpointWriter:
             with contextlib.suppress(errors.MusterError):  # the registry is unavailable: they stay due
                 await self.flush()
 
-    async def flush(self) -> None:
-        while self.due and self._may_act():
-            names = list(itertools.islice(self.due, MAX))
-            self.due.difference_update(names)
-            page = {name: state for name in names if (state := self._checkpoint_of(name)) is not None}
-            try:
-                if page:
-                    await self._send(page)
-            except errors.MusterError:
-                self.due.update(page)
-                raise
+    async def flush(self, only: Collection[str] | None = None) -> None:
+        """Send those that are due. Returns when they, and those that were being sent, are stored."""
+        async with self._sending:
+            while (due := self.due if only is None else self.due & set(only)) and self._may_act():
+                names = list(itertools.islice(due, MAX))
+                self.due.difference_update(names)
+                page = {name: state for name in names if (state := self._checkpoint_of(name)) is not None}
+                try:
+                    if page:
+                        await self._send(page)
+                except errors.MusterError:
+                    self.due.update(page)
+                    raise
 
     async def _send(self, page: Page) -> None:
         try:

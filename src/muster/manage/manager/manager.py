@@ -59,13 +59,15 @@ class Manager(lifecycle.ServiceContext):
             lambda: asyncio.Semaphore(CLAIMS_AT_ONCE // 2)
         )
         self._agents = agent_calls.AgentCaller(bus, lambda: self.may_act)
-        self._orders = orders.OrderRunner(self.name, self._agents, self._find, self._on_observed)
         self._checkpoints = checkpoints.CheckpointWriter(
             bus,
             self.name,
             may_act=lambda: self.may_act,
             checkpoint_of=self._checkpoint_of,
             superseded=self._superseded,
+        )
+        self._orders = orders.OrderRunner(
+            self.name, self._agents, self._find, self._on_executed, self._checkpoints.flush
         )
         self._tasks = tasks.TaskSupervisor(f"manager {self.name}", policy=RESTART_POLICY)
         self._subscriptions: list[api.Subscription] = []
@@ -244,6 +246,9 @@ class Manager(lifecycle.ServiceContext):
                 and seen.digest == beat.digest
             ):
                 runtime.last_seen_at = now  # the usual heartbeat: no change
+                is_known = runtime.stable or runtime.busy
+                if not is_known and reconciler.confirm_up(runtime, batch.at_ms, now):
+                    self._checkpoints.due.add(beat.name)
                 continue
             runtime.last_seen_at = now
             if runtime.busy:
@@ -290,9 +295,14 @@ class Manager(lifecycle.ServiceContext):
         resource = self.managed.get(name)
         return None if resource is None or resource.superseded else resource.assignment
 
-    def _on_observed(self, name: str, observed: protocol.ObservedState) -> None:
+    def _on_executed(self, name: str, observed: protocol.ObservedState | None) -> None:
+        """An operation requested by a user has ended: it may have been a restart."""
         resource = self.managed.get(name)
-        if resource is not None:
+        if resource is None:
+            return
+        reconciler.doubt_stability(resource.runtime)
+        self._checkpoints.due.add(name)
+        if observed is not None:
             self._observed(resource, observed, asyncio.get_running_loop().time(), self._now_ms())
             self._start_steps()
 
@@ -429,7 +439,7 @@ class Manager(lifecycle.ServiceContext):
         spec, runtime = resource.assignment.spec, resource.runtime
         generation = resource.assignment.generation
         try:
-            if step.action in (reconciler.ReconcileAction.CREATE, reconciler.ReconcileAction.START):
+            if reconciler.begins_run(resource.assignment, runtime, step.action):
                 self._record_change(
                     resource,
                     reconciler.apply_health_event(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 import msgspec
 
@@ -22,8 +22,8 @@ _READS = {verb.value: verb for verb in (protocol.Verb.GET, protocol.Verb.ENUMERA
 
 
 class OrderRunner:
-    """``find`` returns the assignment of a resource, None if this manager has none; ``on_observed`` receives
-    observations.
+    """``find`` returns the assignment of a resource, None if this manager has none; ``on_executed`` receives
+    the observation after an operation; ``flush`` stores the states of resources.
     """
 
     def __init__(
@@ -31,12 +31,14 @@ class OrderRunner:
         name: str,
         agents: agent_calls.AgentCaller,
         find: Callable[[str], protocol.Assignment | None],
-        on_observed: Callable[[str, protocol.ObservedState], None],
+        on_executed: Callable[[str, protocol.ObservedState | None], None],
+        flush: Callable[[Collection[str]], Awaitable[None]],
     ) -> None:
         self._name = name
         self._agents = agents
         self._find = find
-        self._on_observed = on_observed
+        self._on_executed = on_executed
+        self._flush = flush
         self._under_way = single_flight.SingleFlight[list[protocol.OperationResult]]()
 
     async def execute(self, message: api.Message) -> None:
@@ -50,7 +52,11 @@ class OrderRunner:
             await message.respond(_results(answers))
 
     async def _execute_all(self, orders: Sequence[protocol.OperationOrder]) -> list[protocol.OperationResult]:
-        return await asyncio.gather(*(self._execute(order) for order in orders))
+        results = await asyncio.gather(*(self._execute(order) for order in orders))
+        # The registry knows the state after an operation before it knows the outcome: a rollout relies on it.
+        with contextlib.suppress(errors.MusterError):
+            await self._flush([order.resource for order in orders])
+        return results
 
     async def _execute(self, order: protocol.OperationOrder) -> protocol.OperationResult:
         assignment = self._find(order.resource)
@@ -72,8 +78,8 @@ class OrderRunner:
             timeout_s=order.timeout_s,
         )
         answer = await self._agents.call(assignment.spec.agent, operation)
-        if answer.observed is not None:
-            self._on_observed(order.resource, answer.observed)
+        if order.operation not in _READS:
+            self._on_executed(order.resource, answer.observed)
         return answer
 
 

@@ -26,6 +26,7 @@ from muster.manage import operation_results, protocol
 LATE_PERIODS = 2.5
 SILENT_PERIODS = 6.0
 RETRY_S = 1.0
+STABLE_S = 2.0  # a resource that stays up for so long is stable: a crash right after the start is not missed
 FLAPS_MAX = 4  # failures within the restart window before it is reported as flapping
 DOUBLINGS_MAX = 32  # of the delay between attempts, which is bounded separately
 RUNNING = (
@@ -39,6 +40,7 @@ SEEN_RUNNING = (
     health.HealthState.LATE,
     health.HealthState.DRAINING,
 )  # observed as running, not only requested to start
+ENDED = (health.HealthState.FAILED, health.HealthState.COMPLETED)  # until the desired state changes
 
 
 class ReconcileAction(enum.Enum):
@@ -77,6 +79,8 @@ class ResourceRuntime:
     retry_at: float = 0.0
     ran: int = 0  # the last generation that is known to have run, if the agent does not record it
     given_up: bool = False  # no further attempts until the desired state changes
+    stable: bool = False  # it was seen to stay up since its last start or operation
+    up_at: tuple[int, float] | None = None  # its first heartbeat since then, by its agent's clock and by ours
     gone: bool = False
     rename_sent: bool = False  # the agent was requested to rename it
     busy: bool = False  # an operation is in progress
@@ -100,6 +104,7 @@ class ResourceRuntime:
             drift=last.drift,
             restarts=last.restarts,
             ran=last.ran,
+            stable=last.stable and last.generation == assignment.generation,
             dirty=False,
         )
         if last.state in SEEN_RUNNING and last.generation == assignment.generation:
@@ -127,6 +132,7 @@ class ResourceRuntime:
             failures_ms=tuple(now_ms - int((now - at) * 1000) for at in self.failures),
             ran=self.ran,
             given_up=self.given_up,
+            stable=self.stable,
             gone=self.gone,
             fault=self.fault,
             properties=self.observed.properties if self.observed else {},
@@ -144,8 +150,27 @@ def apply_health_event(runtime: ResourceRuntime, event: health.HealthEvent, reas
             runtime.dirty = True
         return False
     runtime.health = health.advance(runtime.health, event, reason, now_ms)
-    runtime.fault, runtime.dirty = "", True
+    runtime.fault = ""
+    doubt_stability(runtime)
     return True
+
+
+def doubt_stability(runtime: ResourceRuntime) -> None:
+    """Another run may have begun: it has to be seen to stay up."""
+    runtime.stable, runtime.up_at, runtime.dirty = False, None, True
+
+
+def confirm_up(runtime: ResourceRuntime, at_ms: int, now: float) -> bool:
+    """Process a heartbeat, sent at ``at_ms``, of a resource that is up. Returns whether it is stable now.
+
+    The time is measured with the agent's clock, because heartbeats may be delayed, and with this one, because
+    the other may be set.
+    """
+    if runtime.up_at is None:
+        runtime.up_at = at_ms, now
+    elif min((at_ms - runtime.up_at[0]) / 1000, now - runtime.up_at[1]) >= STABLE_S:
+        runtime.stable = runtime.dirty = True
+    return runtime.stable
 
 
 def observe(
@@ -200,8 +225,14 @@ def observe(
             return apply_health_event(runtime, health.HealthEvent.DRAIN, observed.reason, now_ms)
         case health.HealthState.LATE:  # the adapter reports that it runs without progress
             return apply_health_event(runtime, health.HealthEvent.OVERDUE, observed.reason, now_ms)
-        case health.HealthState.STARTING | health.HealthState.UNKNOWN:
-            return False
+        case health.HealthState.STARTING:  # also one that was up: this run has not worked yet
+            if runtime.health.state is health.HealthState.UNKNOWN:  # its agent replies again
+                apply_health_event(runtime, health.HealthEvent.OVERDUE, observed.reason, now_ms)
+            return apply_health_event(runtime, health.HealthEvent.START, observed.reason, now_ms)
+        case health.HealthState.UNKNOWN:  # the adapter cannot determine the state
+            return not assignment.deleting and apply_health_event(
+                runtime, health.HealthEvent.CUT_OFF, observed.reason, now_ms
+            )
         case _:
             return _on_down(assignment, runtime, before, observed, now, now_ms)
 
@@ -255,8 +286,8 @@ def _on_down(
     restart, reason = assignment.spec.restart, observed.reason or "not running"
     if assignment.spec.desired is not protocol.DesiredState.UP or assignment.deleting:
         return apply_health_event(runtime, health.HealthEvent.DIED, reason, now_ms)
-    if runtime.health.state is health.HealthState.FAILED:
-        return False  # the reason for giving up remains
+    if runtime.health.state in ENDED:
+        return False  # the reason remains
     if before is None:  # observed by another manager before, or a step is in doubt
         failed = runtime.health.state in SEEN_RUNNING
     else:
@@ -275,6 +306,8 @@ def _on_down(
     has_run = (runtime.ran if observed.ran is None else observed.ran) >= assignment.generation
     clean = observed.properties.get("exit_code") == 0
     if has_run and (restart.policy == "never" or (restart.policy == "on-failure" and clean)):
+        if clean:
+            return _give_up(runtime, reason, now_ms, health.HealthEvent.COMPLETE)
         return _give_up(runtime, f"{reason}; the restart policy does not allow a restart", now_ms)
     if len(runtime.failures) > restart.attempts and failed:
         why = f"{reason}; given up after {restart.attempts} restarts in {restart.window_s:g} s"
@@ -296,9 +329,14 @@ def _delay_s(restart: protocol.RestartPolicy, count: int) -> float:
     return min(restart.delay_s_max, restart.delay_s * float(2 ** min(count - 1, DOUBLINGS_MAX)))
 
 
-def _give_up(runtime: ResourceRuntime, why: str, now_ms: int) -> bool:
+def _give_up(
+    runtime: ResourceRuntime,
+    why: str,
+    now_ms: int,
+    event: health.HealthEvent = health.HealthEvent.GIVE_UP,
+) -> bool:
     runtime.given_up = runtime.dirty = True
-    return apply_health_event(runtime, health.HealthEvent.GIVE_UP, why, now_ms)
+    return apply_health_event(runtime, event, why, now_ms)
 
 
 def check_silence(
@@ -317,13 +355,11 @@ def check_silence(
     may be cut off.
     """
     silence_s = now - max(runtime.last_seen_at, connected_since)
-    if silence_s <= LATE_PERIODS * runtime.period_s or runtime.health.state in (
-        health.HealthState.DOWN,
-        health.HealthState.FAILED,
-    ):
+    ended = runtime.health.state in (health.HealthState.DOWN, *ENDED)
+    if silence_s <= LATE_PERIODS * runtime.period_s or ended:
         return False
     if runtime.observed is None:  # the state comes from a checkpoint, or a step had no reply
-        if runtime.health.state is health.HealthState.STARTING:
+        if runtime.health.state is health.HealthState.STARTING and not runtime.generation:
             return False
         reason = f"its agent has not replied to this manager for {silence_s:.0f} s"
         return apply_health_event(runtime, health.HealthEvent.CUT_OFF, reason, now_ms)
@@ -390,11 +426,21 @@ def _generation_is_recorded(assignment: protocol.Assignment, observed: protocol.
     return not by_run or observed.ran == assignment.generation
 
 
+def begins_run(assignment: protocol.Assignment, runtime: ResourceRuntime, act: ReconcileAction) -> bool:
+    """Whether the step begins a run. Until that works, the resource is starting, as at first."""
+    spec, observed = assignment.spec, runtime.observed
+    if act is not ReconcileAction.PUT or observed is None:
+        return act in (ReconcileAction.CREATE, ReconcileAction.START)
+    is_kept = observed.state in RUNNING and spec.desired is protocol.DesiredState.UP
+    return is_kept and observed.digest != spec.digest
+
+
 def step_done(
     runtime: ResourceRuntime, act: ReconcileAction, *, generation: int, started: bool, there: bool, now: float
 ) -> None:
     """A step for ``generation`` succeeded; ``started``: the step was to start the resource."""
-    runtime.fault, runtime.retry_at, runtime.dirty = "", 0.0, True
+    runtime.fault, runtime.retry_at = "", 0.0
+    doubt_stability(runtime)
     if act in (ReconcileAction.RENAME, ReconcileAction.DELETE_FORMER):
         runtime.rename_sent = True
     if act is ReconcileAction.DELETE:
@@ -465,7 +511,7 @@ def assignment_changed(
 def _reset_failures(runtime: ResourceRuntime) -> None:
     runtime.retry_at, runtime.failures, runtime.given_up = 0.0, [], False
     runtime.fault, runtime.dirty = "", True
-    if runtime.health.state is health.HealthState.FAILED:
+    if runtime.health.state in ENDED:
         runtime.health = health.Health(
             health.HealthState.DOWN, "the desired state changed", runtime.health.since_ms
         )

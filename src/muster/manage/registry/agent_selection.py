@@ -6,7 +6,6 @@ import collections
 import functools
 import heapq
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
@@ -19,13 +18,15 @@ from muster.predicates.backends import python
 from muster.predicates.syntax import parser
 
 
-def place_entries(state: assignments.AssignmentProcessor, raw: list[Any]) -> list[protocol.ResourceSpec]:
+def place_entries(
+    state: assignments.AssignmentProcessor, raw: manifest.Entries
+) -> list[protocol.ResourceSpec]:
     """Specifications of ``raw`` entries, checked against the existing resources.
 
     A fleet is applied in parts, so the cost depends on the number of entries, not on the size of the fleet.
     """
     try:
-        entries = msgspec.convert(raw, list[manifest.ManifestEntry])
+        entries = msgspec.convert(manifest.unpack_entries(raw), list[manifest.ManifestEntry])
     except msgspec.ValidationError as error:
         raise errors.InvalidInput(f"the entries are malformed: {error}") from error
 

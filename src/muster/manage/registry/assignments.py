@@ -34,6 +34,9 @@ NAMED_MAX = 5  # names in an error message
 OUTLAST = 0.25
 # A manager renews within this fraction of its time to live after a registry has begun to act or to act again.
 REPEAT = 0.3
+UP = protocol.DesiredState.UP
+WORKS = (health.HealthState.UP, health.HealthState.COMPLETED)
+ENDS = (*WORKS, health.HealthState.FAILED)  # what the desired state leads to, in the end
 SLACK = 0.1  # managers may deviate from an even share by this fraction before resources are moved
 
 
@@ -83,9 +86,7 @@ class AssignmentProcessor:
                 continue
             before, status = self.statuses.get(name), record[1]
             self.statuses[name] = status
-            if before is None or (before.state is health.HealthState.UP) != (
-                status.state is health.HealthState.UP
-            ):
+            if before is None or _works(before) != _works(status):
                 touched |= self._index.dependants.get(name, set())
         return self._touch(touched)
 
@@ -246,14 +247,21 @@ class AssignmentProcessor:
         )[:WAITS_MAX]
 
     def _satisfies(self, name: str) -> bool:
-        """Whether dependants may start: it is up, or its desired state is not up."""
+        """Whether dependants may start: it is up or completed, or its desired state is not up."""
         if name not in self.resources:
             return False
-        return self.desired_state(name) is not protocol.DesiredState.UP or self._is_up(name)
+        return self.desired_state(name) is not protocol.DesiredState.UP or self.state_of(name) in WORKS
 
-    def _is_up(self, name: str) -> bool:
-        status = self.statuses.get(name)
-        return status is not None and status.state is health.HealthState.UP
+    def state_of(self, name: str) -> health.HealthState:
+        """Its state under the current desired state: starting until that is applied, or was given up."""
+        resource, status = self.resources[name], self.statuses.get(name)
+        if status is None:
+            return health.HealthState.STARTING
+        if status.state not in ENDS or resource.deleting or resource.spec.desired is not UP:
+            return status.state
+        is_up = status.state is health.HealthState.UP
+        known = status.generation if is_up else max(status.generation, status.desired_generation)
+        return status.state if known >= resource.generation else health.HealthState.STARTING
 
     def connection_closed(self, broker: str, connection: int, now: float, grace_s: float) -> str | None:
         """A broker reported a closed connection. Its manager has ``grace_s`` to renew over another one."""
@@ -345,14 +353,21 @@ class AssignmentProcessor:
             )
         return changes
 
-    def set_desired(self, name: str, desired: protocol.DesiredState, by: str) -> records.RegistryChanges:
+    def set_desired(
+        self, name: str, desired: protocol.DesiredState, by: str, kind: protocol.DrainKind | None = None
+    ) -> records.RegistryChanges:
         """Drain (``DRAINED``) or undrain (``UP``) a resource or a complete machine.
 
         A resource whose desired state is ``down`` stays down. A drained machine accepts no more resources;
         the desired states of its resources are kept for the undrain (see `desired_state`).
         """
         changes, drain = records.RegistryChanges(epoch=self.epoch), desired is protocol.DesiredState.DRAINED
-        resource, agent = self.resources.get(name), self.agents.get(name)
+        resource = self.resources.get(name) if kind != "agent" else None
+        agent = self.agents.get(name) if kind != "resource" else None
+        if resource is not None and agent is not None:
+            raise errors.InvalidInput(
+                f"{name!r} is the name of a resource and of an agent", hint="say which: resource or agent"
+            )
         if resource is not None:
             if not drain and self.desired_state(name) is not resource.spec.desired:
                 raise errors.Conflict(
@@ -368,7 +383,7 @@ class AssignmentProcessor:
             if agent.cordoned != drain:
                 changes.agents[name] = msgspec.structs.replace(agent, cordoned=drain)
         else:
-            raise errors.NotFound(f"no resource or agent {name!r}")
+            raise errors.NotFound(f"no {kind or 'resource or agent'} {name!r}")
         return changes
 
     def rename(self, name: str, to: str, by: str) -> records.RegistryChanges:
@@ -492,6 +507,10 @@ class AssignmentProcessor:
         assert set(self.owners) <= set(self.resources)
         assert set(self.statuses) <= set(self.resources)
         assert set(self._changes.released) <= set(self.managers)
+
+
+def _works(status: protocol.ResourceStatus) -> tuple[bool, int]:
+    return status.state in WORKS, status.generation
 
 
 def _next_epoch(changes: records.RegistryChanges, above: int) -> int:

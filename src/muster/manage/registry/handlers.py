@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from muster.bus.rpc import server
-from muster.core import errors, messages
-from muster.manage import operation_results, protocol, rows
+from muster.core import errors, health, messages, units
+from muster.manage import manifest, operation_results, protocol, rows
 from muster.manage.adapters import plugins
 from muster.manage.registry import (
     agent_selection,
@@ -33,6 +33,7 @@ from muster.manage.registry import (
 )
 from muster.manage.registry import operations as registry_operations
 from muster.manage.registry import plan as registry_plan
+from muster.predicates.analysis import type_check
 
 if TYPE_CHECKING:
     from muster.manage.registry import endpoint
@@ -49,6 +50,7 @@ NAMES_MAX = 1_000  # names in a reply; all are counted
 PAGE = 2_000  # rows in one reply, as far as they fit (`views.page`)
 NAMES_PAGE = 5_000
 _READS = (protocol.Verb.GET.value, protocol.Verb.ENUMERATE.value)  # an exec of these changes nothing
+NOTES_MAX = 5  # of one kind, about an apply
 EXEC_MAX = 500  # resources of one exec: each result has a share of the message
 
 
@@ -84,6 +86,9 @@ class RegistryHandlers:
             if request in self._registry.state.requests:
                 return await self._repeated(verb, request, arguments)
             record_store.executing.set(request)  # in the context of this task
+            if verb == "apply":
+                unpacked = await asyncio.to_thread(manifest.unpack_entries, arguments["entries"])
+                arguments["entries"], call.target = unpacked, _targets({"entries": unpacked})
             result = await function(call.actor, **arguments)
             if verb == "exec":
                 call.outcome, call.details = _outcome(result)
@@ -99,7 +104,8 @@ class RegistryHandlers:
         state = self._registry.state
         match verb:
             case "apply":
-                return rows.ApplyResult(counts={"keep": len(arguments["entries"])}, changed_count=0)
+                count = len(manifest.unpack_entries(arguments["entries"]))
+                return rows.ApplyResult(counts={"keep": count}, changed_count=0)
             case "create":
                 return views.resource_description(state, str(arguments["entry"].get("name")))
             case "put":
@@ -140,21 +146,23 @@ class RegistryHandlers:
 
     # Desired state
 
-    async def _apply(self, by: str, entries: list[Any]) -> rows.ApplyResult:
+    async def _apply(self, by: str, entries: manifest.Entries) -> rows.ApplyResult:
         async with self._registry.writing() as state:
             specs = await asyncio.to_thread(agent_selection.place_entries, state, entries)
             await self._secret_store.check(specs)
             steps, changes = await asyncio.to_thread(_decide, state, specs, by)
+            notes = _notes(state, specs, changes)
             if changes:
                 await self._registry.commit(changes)
         return rows.ApplyResult(
+            notes=notes,
             counts=collections.Counter(step.act for step in steps),
             changed_count=len(changes.resources),
             changed=heapq.nsmallest(NAMES_MAX, changes.resources),
             deleting=[step.name for step in steps if step.act == "delete"][:NAMES_MAX],
         )
 
-    async def _plan(self, entries: list[Any], after: str = "") -> dict[str, Any]:
+    async def _plan(self, entries: manifest.Entries, after: str = "") -> dict[str, Any]:
         """A page of the plan; ``after`` is the number of the last step of the previous page."""
         return await asyncio.to_thread(_page_of_plan, self._registry.state.snapshot(), entries, after)
 
@@ -216,16 +224,20 @@ class RegistryHandlers:
                 await self._registry.commit(changes)
         return rows.DeleteResult(deleting=sorted(set(names)))
 
-    async def _drain(self, by: str, name: str) -> rows.DrainResult:
+    async def _drain(self, by: str, name: str, target: protocol.DrainKind | None = None) -> rows.DrainResult:
         """Drain a resource or all resources of an agent, which then accepts no more."""
-        return await self._set_desired(by, name, protocol.DesiredState.DRAINED)
+        return await self._set_desired(by, name, target, protocol.DesiredState.DRAINED)
 
-    async def _undrain(self, by: str, name: str) -> rows.DrainResult:
-        return await self._set_desired(by, name, protocol.DesiredState.UP)
+    async def _undrain(
+        self, by: str, name: str, target: protocol.DrainKind | None = None
+    ) -> rows.DrainResult:
+        return await self._set_desired(by, name, target, protocol.DesiredState.UP)
 
-    async def _set_desired(self, by: str, name: str, desired: protocol.DesiredState) -> rows.DrainResult:
+    async def _set_desired(
+        self, by: str, name: str, kind: protocol.DrainKind | None, desired: protocol.DesiredState
+    ) -> rows.DrainResult:
         async with self._registry.writing() as state:
-            changes = state.set_desired(name, desired, by)
+            changes = state.set_desired(name, desired, by, kind)
             changed = set(changes.resources)
             for agent in changes.agents:
                 changed = {
@@ -407,7 +419,29 @@ def _decide(
     return steps, changes
 
 
-def _page_of_plan(state: assignments.AssignmentProcessor, entries: list[Any], after: str) -> dict[str, Any]:
+def _notes(
+    state: assignments.AssignmentProcessor,
+    specs: list[protocol.ResourceSpec],
+    changes: records.RegistryChanges,
+) -> list[str]:
+    """What a user should know, because an apply alone does not put it right."""
+    unknown = collections.Counter(spec.agent for spec in specs if spec.agent not in state.agents)
+    notes = []
+    for agent, count in unknown.most_common(NOTES_MAX):
+        near = type_check.closest_name(agent, state.agents)
+        waits = f"{units.format_count(count, 'resource')} cannot start before it joins"
+        notes.append(f"no agent {agent!r} has joined: {waits}" + (f"; {near}" if near else ""))
+    unchanged = (spec.name for spec in specs if spec.name not in changes.resources)
+    failed = [name for name in unchanged if state.state_of(name) is health.HealthState.FAILED]
+    notes += [f"{name} is unchanged and failed: {rows.given_up_hint(name)}" for name in failed[:NOTES_MAX]]
+    if len(failed) > NOTES_MAX:
+        notes.append(f"{len(failed) - NOTES_MAX} more are unchanged and failed")
+    return notes
+
+
+def _page_of_plan(
+    state: assignments.AssignmentProcessor, entries: manifest.Entries, after: str
+) -> dict[str, Any]:
     steps = registry_plan.plan(state.resources, agent_selection.place_entries(state, entries))
     start = int(after) + 1 if after.isdecimal() else 0
     numbers = map(str, range(start, len(steps)))

@@ -1,7 +1,9 @@
 """A rollout: one operation on many resources, in batches, stopping after too many errors. Pure.
 
-Unreachable resources are listed separately and do not count as errors, because nothing was done to them. A
-step whose outcome is unknown is in doubt; it counts as an error and is not repeated.
+A step is done when its resource is in its desired state after the operation. Unreachable resources are listed
+separately and do not stop a rollout, because nothing was done to them; but a rollout that could not reach all
+of its resources ends as stopped, and to resume it tries them again. A step whose outcome is unknown is in
+doubt; it counts as an error and is not repeated.
 """
 
 from __future__ import annotations
@@ -110,14 +112,15 @@ class Rollout(msgspec.Struct, kw_only=True, omit_defaults=True, dict=True):
         for name in names:
             self._move(name, RUNNING)
 
-    def end(self, name: str, answer: protocol.OperationResult) -> None:
+    def end(self, name: str, answer: protocol.OperationResult, problem: str = "") -> None:
+        """``problem``: why the resource is not in its desired state after the operation."""
         step = self.steps[name]
-        step.reason, step.result = answer.reason[:REASON_MAX], answer.result
+        step.reason, step.result = (problem or answer.reason)[:REASON_MAX], answer.result
         if len(msgspec.json.encode(step.result)) > RESULT_BYTES_MAX:
             step.result, step.reason = None, step.reason or "the result is too long to be stored"
         match answer.outcome:
             case messages.DecisionOutcome.DONE:
-                state = DONE
+                state = FAILED if problem else DONE
             case messages.DecisionOutcome.IN_DOUBT:
                 state = IN_DOUBT
             case _:
@@ -133,7 +136,18 @@ class Rollout(msgspec.Struct, kw_only=True, omit_defaults=True, dict=True):
             self.state = STOPPED
             self.reason = f"{failed} steps failed; at most {self.plan.errors_max} may fail"
         elif not self._number(PENDING, RUNNING):
-            self.state = DONE
+            missed = self._number(UNREACHABLE)
+            self.state = STOPPED if missed else DONE
+            if missed:
+                self.reason = f"{missed} of {len(self.steps)} resources could not be reached"
+
+    def retry_unreachable(self) -> dict[str, RolloutStep]:
+        """Try them again. Returns their steps."""
+        names = sorted(self._by_state.get(UNREACHABLE, ()))
+        for name in names:
+            self._move(name, PENDING)
+        self.__dict__.pop("_pending", None)
+        return {name: self.steps[name] for name in names}
 
     def summary(self) -> rows.RolloutRow:
         """The summary of a header."""

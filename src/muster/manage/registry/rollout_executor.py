@@ -35,6 +35,7 @@ STEPS_MAX = 200_000
 KEPT = 100  # finished rollouts that are kept
 LOOK_S = 2.0
 RETRY_S = 0.5
+HEALTH_LOOK_S, HEALTH_LOOK_EACH_S = 0.1, 1e-4  # longer for a large batch, because all of it is visited
 
 
 class RolloutExecutor:
@@ -107,13 +108,14 @@ class RolloutExecutor:
             current = self._live.get(id) or await self._load(id)
             if current.state not in (rollout.RUNNING, rollout.PAUSED, rollout.STOPPED):
                 raise errors.Conflict(f"rollout {id} is {current.state}")
-            plan = current.plan
+            plan, again = current.plan, dict[str, rollout.RolloutStep]()
             if current.state == rollout.STOPPED and state == rollout.RUNNING:
                 plan = msgspec.structs.replace(plan, errors_max=len(current.steps))
+                again = current.retry_unreachable()
             changed = msgspec.structs.replace(current, state=state, reason=reason, plan=plan)
             changed.update_state()  # it may have been stopped by its last batch
             header = changed.header()
-            await self._registry.write(lambda tx: _put(tx, header, {}))
+            await self._registry.write(lambda tx: _put(tx, header, again))
             current.state, current.reason, current.plan = header.state, header.reason, header.plan
             self._start_task(current)
         return header.summary()
@@ -187,13 +189,39 @@ class RolloutExecutor:
                 for name in batch
             ]
             answers = await operations.submit_operation(self._registry, orders, running.by)
+            done = {
+                name
+                for name, answer in zip(batch, answers, strict=True)
+                if answer.outcome is messages.DecisionOutcome.DONE
+            }
+            problems = await self._find_unhealthy(done, running.plan.healthy_s)
             async with self._writing:  # a pause or resume that is being stored comes first
                 for name, answer in zip(batch, answers, strict=True):
-                    running.end(name, answer)
+                    running.end(name, answer, problems.get(name, ""))
                 running.update_state()
             await self._save(running, batch)
             if running.state == rollout.RUNNING and running.next_batch():
                 await asyncio.sleep(running.plan.pause_s)
+
+    async def _find_unhealthy(self, names: set[str], within_s: float) -> dict[str, str]:
+        """Wait until the resources are settled in their desired state. Returns why others are not."""
+        loop, problems = asyncio.get_running_loop(), dict[str, str]()
+        deadline = loop.time() + within_s
+        left = names if within_s else set()
+        while left:
+            state = self._registry.state
+            for name in sorted(left):
+                if name not in state.resources:  # it was deleted meanwhile
+                    left.discard(name)
+                    continue
+                row = views.resource_row(state, name)
+                if rows.is_settled(row):
+                    left.discard(name)
+                elif rows.is_given_up(row) or loop.time() > deadline:
+                    problems[name] = rows.condition(row)
+                    left.discard(name)
+            await asyncio.sleep(HEALTH_LOOK_S + len(left) * HEALTH_LOOK_EACH_S)
+        return problems
 
     # Records
 

@@ -29,7 +29,7 @@ def attributes(state: assignments.AssignmentProcessor, name: str) -> dict[str, A
     """Labels of the resource, facts and labels of its machine, and its own fields."""
     spec = state.resources[name].spec
     agent = state.agents.get(spec.agent)
-    status, owner = state.statuses.get(name), state.owners.get(name)
+    owner = state.owners.get(name)
     of_agent = agent_attributes(spec.agent, agent) if agent else {}
     return {
         **of_agent,
@@ -38,7 +38,7 @@ def attributes(state: assignments.AssignmentProcessor, name: str) -> dict[str, A
         "type": spec.type,
         "group": spec.group,
         "agent": spec.agent,
-        "state": status.state.value if status else "starting",
+        "state": state.state_of(name).value,
         "manager": owner.manager if owner else None,
     }
 
@@ -104,14 +104,18 @@ def select(
 
 def resource_row(state: assignments.AssignmentProcessor, name: str) -> rows.ResourceRow:
     resource, status, owner = state.resources[name], state.statuses.get(name), state.owners.get(name)
+    shown, reason = state.state_of(name), "not managed yet"
+    if status is not None:
+        is_current = status.state is shown
+        reason = status.fault or (status.reason if is_current else "the new desired state is not applied yet")
     return rows.ResourceRow(
         name=name,
         type=resource.spec.type,
         group=resource.spec.group,
         agent=resource.spec.agent,
         desired="absent" if resource.deleting else state.desired_state(name).value,
-        state=status.state.value if status else "starting",
-        reason=(status.fault or status.reason) if status else "not managed yet",
+        state=shown.value,
+        reason=reason,
         since_ms=status.since_ms if status else 0,
         drift=status.drift if status else "",
         restarts=status.restarts if status else 0,
@@ -119,6 +123,7 @@ def resource_row(state: assignments.AssignmentProcessor, name: str) -> rows.Reso
         epoch=owner.epoch if owner else 0,
         generation=resource.generation,
         applied=bool(status and status.generation == resource.generation),
+        stable=bool(status and status.stable),
     )
 
 
@@ -143,7 +148,7 @@ def summary(state: assignments.AssignmentProcessor) -> rows.FleetSummary:
     not_applied = down_as_desired = 0
     for name, resource in state.resources.items():
         status, owner = state.statuses.get(name), state.owners.get(name)
-        counts["states"][status.state.value if status else "starting"] += 1
+        counts["states"][state.state_of(name).value] += 1
         counts["groups"][resource.spec.group] += 1
         counts["types"][resource.spec.type] += 1
         counts["managers"][owner.manager if owner else ""] += 1

@@ -31,7 +31,8 @@ Bools = npt.NDArray[np.bool_]
 Array = npt.NDArray[Any]
 
 METRICS = columns.STANDARD_METRICS
-STATES = (*(state.value for state in health.HealthState), "other")
+_REPORTED = (state.value for state in health.HealthState if state is not health.HealthState.COMPLETED)
+STATES = (*_REPORTED, "other")
 MANTISSA_BITS = sketches.MANTISSA_BITS - 1
 RELATIVE_ERROR = 0.5 / (1 << MANTISSA_BITS)
 

@@ -36,6 +36,7 @@ TONES = {
     "fails": "bad",
     "primary": "good",
     "permanent": "busy",
+    "completed": "good",
     "down": "bad",
     "failed": "bad",
     "firing": "bad",

@@ -157,7 +157,11 @@ async def execute(
 async def drain(web: request_state.Web, person: request_state.Person, name: base.ResourceName) -> Response:
     return base.reply(
         await web.actions.run(
-            person, "drain", name, lambda bus: client.ManageClient(bus).drain(name), touches="manage"
+            person,
+            "drain",
+            name,
+            lambda bus: client.ManageClient(bus).drain(name, "resource"),
+            touches="manage",
         )
     )
 
@@ -170,7 +174,11 @@ async def drain(web: request_state.Web, person: request_state.Person, name: base
 async def undrain(web: request_state.Web, person: request_state.Person, name: base.ResourceName) -> Response:
     return base.reply(
         await web.actions.run(
-            person, "undrain", name, lambda bus: client.ManageClient(bus).undrain(name), touches="manage"
+            person,
+            "undrain",
+            name,
+            lambda bus: client.ManageClient(bus).undrain(name, "resource"),
+            touches="manage",
         )
     )
 

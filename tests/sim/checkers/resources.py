@@ -1,4 +1,6 @@
-"""Resources: at most one acting owner of each, and no acknowledged change of the desired state lost."""
+"""Resources: at most one acting owner of each, no acknowledged change of the desired state lost, and no
+version reported as healthy that is not.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +20,7 @@ def check(story: history.History) -> list[str]:
         *_check_owners(story),
         *_check_desired(story),
         *_check_found(story),
+        *_check_releases(story),
     ]
 
 
@@ -85,3 +88,10 @@ def _check_found(story: history.History) -> Iterator[str]:
         facts = end.facts
         if facts["desired"] is not None and (facts["value"] != facts["desired"] or not facts["running"]):
             yield f"resources: {end}"
+
+
+def _check_releases(story: history.History) -> Iterator[str]:
+    """A version that does not stay up is never reported as healthy."""
+    for operation in story.of("release", "rollout"):
+        if operation.outcome == "ok" and operation.facts["life_s"] is not None:
+            yield f"resources: {operation} was reported as healthy"

@@ -1,4 +1,6 @@
-"""Registries, managers and agents, and an operator who changes the desired state."""
+"""Registries, managers and agents; an operator who changes the desired state, and one who releases versions
+of services, of which some never work or soon end.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import msgspec
 
 from muster.bus.rpc import client as rpc
 from muster.core import errors, health
-from muster.manage import client, protocol
+from muster.manage import client, protocol, rows
 from muster.manage.adapters import base
 from muster.manage.agent import agent, resource_host
 from muster.manage.manager import manager
@@ -24,6 +26,10 @@ AGENTS = 2
 RESOURCES = 5
 TIMEOUT_S = 12.0
 ACT_S_MAX = 0.4
+RELEASES = ("release-1", "release-2")
+BEGIN_S = 0.3  # until a version that works is up
+LIVES_S = (None, None, 0.0, 0.5, 1.5)  # of versions: None: it works; 0: it is never healthy
+RELEASE_S = 12.0  # the time for a release to become healthy
 
 
 class SimulatedConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +42,7 @@ class Machine:
     def __init__(self) -> None:
         self.values: dict[str, int] = {}
         self.running: set[str] = set()
+        self.releases: dict[str, tuple[float | None, float | None]] = {}  # life, and when the run began
 
 
 class SimulatedAdapter(base.Adapter):
@@ -81,6 +88,63 @@ class SimulatedAdapter(base.Adapter):
         self.context.report_state(await self.observe())
 
 
+class ReleaseConfig(msgspec.Struct, frozen=True, kw_only=True):
+    value: int = 0
+    life_s: float | None = None
+
+
+class ReleaseAdapter(base.Adapter):
+    """A service. Its run belongs to the machine, and goes on while no agent runs."""
+
+    type_name = "release"
+    config_type = ReleaseConfig
+    machine: Machine
+
+    async def create(self, config: ReleaseConfig, *, start: bool) -> None:
+        self.machine.releases[self.context.name] = config.life_s, None
+        if start:
+            await self.do_start()
+
+    async def put(self, config: ReleaseConfig) -> None:
+        _, began = self.machine.releases[self.context.name]
+        self.machine.releases[self.context.name] = config.life_s, None
+        if began is not None:
+            await self.do_start()
+
+    async def delete(self) -> None:
+        self.machine.releases.pop(self.context.name, None)
+
+    async def observe(self) -> protocol.ObservedState:
+        life_s, began = self.machine.releases.get(self.context.name, (None, None))
+        age_s = 0.0 if began is None else asyncio.get_running_loop().time() - began
+        if began is None or (life_s and age_s >= life_s):
+            state = health.HealthState.DOWN
+        elif life_s or (life_s is None and age_s >= BEGIN_S):
+            state = health.HealthState.UP
+        else:
+            state = health.HealthState.STARTING
+        return protocol.ObservedState(self.context.name in self.machine.releases, state)
+
+    async def resume(self, config: ReleaseConfig) -> None:
+        self.tasks.spawn("watch", self._watch())
+
+    async def do_start(self) -> None:
+        life_s, _ = self.machine.releases[self.context.name]
+        self.machine.releases[self.context.name] = life_s, asyncio.get_running_loop().time()
+        self.tasks.spawn("watch", self._watch())
+
+    async def do_restart(self) -> None:
+        await self.do_start()
+
+    async def _watch(self) -> None:
+        for _ in range(20):
+            self.context.report_state(await self.observe())
+            await asyncio.sleep(0.1)
+
+    async def close(self) -> None:
+        await self.tasks.close()
+
+
 class RecordedAgent(agent.Agent):
     """An agent whose operations are part of the history."""
 
@@ -118,6 +182,7 @@ class ResourcePart:
         for name in self._machines:
             domain.add_host(name, self._agent, role="agent", may_lose_disk=False)
         domain.add_host("operator", self._operator)
+        domain.add_host("releaser", self._releaser)
         domain.add_host("auditor", self._auditor)
 
     # Programs.
@@ -133,7 +198,9 @@ class ResourcePart:
             await made.acting.wait()
             assert made.processor is not None
             loaded = made.processor.resources.items()
-            values = {name: int(record.spec.config["value"]) for name, record in loaded}
+            values = {
+                name: int(record.spec.config["value"]) for name, record in loaded if name not in RELEASES
+            }
             self._history.event(machine.name, "load", values=values)
             while made.acting.is_set():  # noqa: ASYNC110  (its end has no event)
                 await asyncio.sleep(0.1)
@@ -147,13 +214,17 @@ class ResourcePart:
         class Adapter(SimulatedAdapter):
             pass
 
+        class Release(ReleaseAdapter):
+            pass
+
         Adapter.machine, Adapter.chance = self._machines[machine.name], machine.chance
+        Release.machine = self._machines[machine.name]
         bus = await machine.connect()
         made = RecordedAgent(
             bus,
             machine.folder,
-            adapters=lambda _: Adapter,
-            types=("simulated",),
+            adapters=lambda name: Release if name == "release" else Adapter,
+            types=("simulated", "release"),
             beat_s=2.0,
             clock=machine.wall_s,
         )
@@ -199,6 +270,43 @@ class ResourcePart:
         self._idle = True
         await _forever()
 
+    async def _releaser(self, machine: host.Host) -> None:
+        """Release versions, and restart what runs. Whatever is reported as done has to be healthy."""
+        chance, bus = machine.chance, await machine.connect()
+        fleet, value = client.ManageClient(bus, timeout_s=TIMEOUT_S), 0
+        while await self._domain.pause(chance, 0.5, 3.0):
+            life_s = chance.choice(LIVES_S)
+            value += 1
+            entries = [_entry(name, value, type="release", life_s=life_s) for name in RELEASES]
+            operation = self._history.begin(machine.name, "release", key="releases", life_s=life_s)
+            is_applied = False
+            try:
+                await rpc.call(
+                    bus, protocol.request(machine.name, "apply"), {"entries": entries}, timeout_s=TIMEOUT_S
+                )
+                is_applied = True
+                await fleet.wait_settled(*RELEASES, timeout_s=RELEASE_S)
+            except errors.MusterError as error:
+                self._history.end(operation, error.code, error)
+            else:
+                self._history.end(operation, "ok")
+            if is_applied:
+                await self._restart(machine, fleet, life_s)
+        await _forever()
+
+    async def _restart(self, machine: host.Host, fleet: client.ManageClient, life_s: float | None) -> None:
+        operation = self._history.begin(machine.name, "rollout", key="releases", life_s=life_s)
+        try:
+            plan = rows.RolloutPlan(operation="restart", batch="1", healthy_s=RELEASE_S)
+            row = await fleet.rollout(plan, *RELEASES)
+            while row.state == "running":
+                await asyncio.sleep(0.5)
+                (row,) = await fleet.rollouts(row.id)
+        except errors.MusterError as error:
+            self._history.end(operation, error.code, error)
+        else:
+            self._history.end(operation, "ok" if row.state == "done" else row.state, row.reason)
+
     async def _auditor(self, machine: host.Host) -> None:
         """Read what changes together: all of it is old, or all of it is new."""
         reader = client.ManageClient(await machine.connect(), timeout_s=TIMEOUT_S)
@@ -243,6 +351,8 @@ class ResourcePart:
         if not acting or acting[0].processor is None:
             return "no registry is active"
         for name, record in acting[0].processor.resources.items():
+            if name in RELEASES:
+                continue
             machine, value = self._machines[_agent_of(name)], record.spec.config["value"]
             if machine.values.get(name) != value:
                 return f"{name} is {machine.values.get(name)} instead of {value}"
@@ -259,12 +369,12 @@ def _agent_of(name: str) -> str:
     return f"agent-{1 + int(name[1:]) % AGENTS}"
 
 
-def _entry(name: str, value: int) -> dict[str, object]:
+def _entry(name: str, value: int, *, type: str = "simulated", **config: object) -> dict[str, object]:
     return {
         "name": name,
-        "type": "simulated",
-        "agent": _agent_of(name),
-        "config": {"value": value},
+        "type": type,
+        "agent": _agent_of(name.replace("release-", "r")),
+        "config": {"value": value, **config},
         "restart": {"attempts": 1000, "delay_s": 0.1, "delay_s_max": 2.0},
     }
 

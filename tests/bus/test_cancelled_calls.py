@@ -1,139 +1,228 @@
-"""Calls that are cancelled at each of their awaits: nothing stays half done, and nothing is left behind."""
+"""A call on a connection that is cancelled, at any of its awaits, leaves nothing behind."""
 
 from __future__ import annotations
 
-import functools
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from muster.bus import api, consumer_api, leases
-from muster.bus.client import client
+from muster.bus import api
+from muster.bus.brokers import broker, config
+from muster.bus.client import client, reconnection, transports
 from muster.core import errors
-from muster.testing import fixtures
+from muster.testing.eventually import eventually
 from tests import cancellation
-
-pytestmark = [pytest.mark.timeout(120)]
-STREAM = api.StreamSettings("s", subjects=("s.>",), max_bytes=1 << 20, max_age_s=0, allow_delete=True)
+from tests.bus import sockets
 
 
-def _subscriptions(bus: client.NatsBus) -> set[int]:
-    return set(bus._wire.numbers())
+@pytest.fixture
+async def url(tmp_path):
+    async with broker.Broker(config.BrokerConfig(name="b", directory=tmp_path, storage=None)) as running:
+        yield running.url
 
 
-async def test_an_acquire_that_is_cancelled_holds_no_lease(connect: fixtures.Connect):
-    bus, other = await connect("a"), await connect("b")
-    async with await leases.Leases.open(bus) as own, await leases.Leases.open(other) as others:
-        before = _subscriptions(bus)
+class Checked:
+    """A connection with a service, and what holds for it between calls."""
 
-        async def check() -> None:
-            assert not own._runs
-            assert not own._tasks.pending
-            assert _subscriptions(bus) == before
-            async with await others.acquire("x", timeout_s=5) as lease:
-                assert lease.held
+    def __init__(self, bus: client.NatsBus) -> None:
+        self.bus = bus
+        self.numbers = bus._wire.numbers()
+        self.listeners = len(bus._wire.on_state_change)
 
-        for call in (own.acquire, own.try_acquire):
-            cancelled = await cancellation.at_each_await(
-                functools.partial(call, "x"),
-                check,
-                undo=lambda lease: lease.release(),
-            )
-            assert cancelled
-            await check()
-
-
-async def test_releases_and_closes_that_are_cancelled_are_complete(connect: fixtures.Connect):
-    bus, other = await connect("a"), await connect("b")
-    async with await leases.Leases.open(bus) as own, await leases.Leases.open(other) as others:
-        held: list[leases.Lease] = []
-
-        async def release() -> None:
-            await held[-1].release()
-
-        async def acquired() -> None:
-            held.append(await own.acquire("x", timeout_s=5))
-
-        async def check() -> None:
-            assert not held[-1].held
-            async with await others.acquire("x", timeout_s=5):
-                pass
-            await acquired()
-
-        await acquired()
-        assert await cancellation.at_each_await(release, check)
+    async def check(self) -> None:
+        wire = self.bus._wire
+        assert wire._calls == {}
+        assert len(wire.on_state_change) == self.listeners
+        await self.bus.flush()
+        assert wire._session is not None
+        assert not wire._session._pongs
+        inboxes = {inbox.number for inbox in wire._inboxes}
+        assert set(wire.numbers()) - inboxes == set(self.numbers)
+        assert await self.bus._held_by_broker() == set(wire.numbers())
+        assert (await self.bus.request("echo", b"x", timeout_s=20)).data == b"x"
 
 
-async def test_readers_of_streams_that_are_cancelled_leave_nothing(connect: fixtures.Connect):
-    bus = await connect("a")
-    stream = await bus.stream(STREAM)
-    for number in range(3):
-        await stream.publish("s.a", b"%d" % number)
-    bucket = await bus.key_value(api.KeyValueSettings("k", max_bytes=1 << 20))
-    await bucket.put("a", b"1")
-    consumer = await stream.consumer(consumer_api.ConsumerSettings("c", ack_wait_s=30.0))
-    await consumer.fetch(1, timeout_s=1)  # its subscription stays
-    before = _subscriptions(bus)
+@pytest.fixture
+async def checked(url, monkeypatch):
+    monkeypatch.setattr(reconnection, "BASE_S", 0.001)
+    monkeypatch.setattr(reconnection, "CAP_S", 0.001)
+    async with await client.connect([url], identity="ann", audit_s=0) as bus:
+        await bus.subscribe("echo", handler=lambda message: message.respond(message.data))
+        yield Checked(bus)
 
-    async def follow() -> None:
-        async with stream.follow(1) as following:
-            for expected in (1, 2, 3):
-                assert (await anext(following)).sequence == expected
 
-    async def watch() -> None:
-        async with await bucket.watch() as watching:
-            async for entry in watching:
-                assert entry is not None
-                assert entry.key == "a"
-                return
+async def _subscribe(bus: client.NatsBus) -> None:
+    async with await bus.subscribe("s", group="g") as subscription:
+        await bus.publish("s", b"1")
+        await subscription.next()
 
-    async def read() -> None:
-        assert [message.sequence async for message in stream.read(1)] == [1, 2, 3]
 
-    async def fetch() -> None:
-        for delivery in await consumer.fetch(3, timeout_s=0.2):
-            await delivery.ack(confirmed=True)
+CALLS = {
+    "request": lambda bus: bus.request("echo", b"x"),
+    "repeatable request": lambda bus: bus.request("echo", b"x", repeat=api.Repetition(0.001)),
+    "gather": lambda bus: bus.gather("echo", b"x", enough=1),
+    "flush": lambda bus: bus.flush(),
+    "subscribe": _subscribe,
+    "audit": lambda bus: bus.audit(),
+    "is_closed": lambda bus: bus.is_closed(bus.connection),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+async def test_a_call(checked: Checked, call: Any):
+    assert await cancellation.at_each_await(lambda: call(checked.bus), checked.check) >= 2
+
+
+@pytest.mark.parametrize("call", [CALLS["request"], CALLS["flush"], CALLS["subscribe"]])
+async def test_a_call_while_the_connection_is_away(checked: Checked, call: Any):
+    async def away() -> None:
+        sockets.cut(checked.bus)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await call(checked.bus)
+
+    assert await cancellation.at_each_await(away, checked.check) >= 4
+
+
+async def test_the_first_request(url):
+    """It subscribes to the inbox, which all later requests use."""
+    buses: list[client.NatsBus] = []
+
+    async def first() -> None:
+        buses.append(await client.connect([url], identity="ann", audit_s=0))
+        await buses[-1].gather("nobody", b"")
 
     async def check() -> None:
-        assert _subscriptions(bus) == before
-        assert (await stream.get(1)).data == b"0"
+        while buses:
+            bus = buses.pop()
+            subjects = [held.subject for held in bus._wire._subscriptions.active().values()]
+            assert len(subjects) == len(set(subjects))
+            with pytest.raises(errors.Unavailable, match="no subscriber"):
+                await bus.request("nobody", b"")
+            await bus.close()
 
-    for call in (follow, watch, read, fetch):
-        assert await cancellation.at_each_await(call, check)
-
-
-async def test_publishes_that_are_cancelled_are_stored_once_or_not(connect: fixtures.Connect):
-    bus = await connect("a")
-    stream = await bus.stream(STREAM)
-    number = 0
-
-    async def publish() -> None:
-        nonlocal number
-        number += 1
-        id = str(number)
-        await stream.publish_batch(
-            [api.OutgoingMessage("s.a", f"{id}.{n}".encode(), {}, message_id=f"{id}.{n}") for n in range(2)]
-        )
-
-    async def check() -> None:
-        stored = [message.data async for message in stream.read(1)] if (await stream.state()).messages else []
-        assert len(stored) == len(set(stored))
-        assert len(stored) % 2 == 0, "both or none"
-
-    assert await cancellation.at_each_await(publish, check)
+    await cancellation.at_each_await(first, check)
+    await check()
 
 
-async def test_streams_and_buckets_that_are_made_twice_stay_usable(connect: fixtures.Connect):
-    bus = await connect("a")
+async def test_a_publish_that_waits_for_the_socket(checked: Checked, monkeypatch):
+    wire = checked.bus._wire
+    monkeypatch.setattr("muster.bus.client.connection.MAX_UNSENT_BYTES", 1000)
 
-    async def make() -> None:
-        stream = await bus.stream(STREAM)
-        bucket = await bus.key_value(api.KeyValueSettings("k", max_bytes=1 << 20))
-        with pytest.raises(errors.NotFound):
-            await stream.delete(99)
-        revision = await bucket.put("a", b"1")
-        await bucket.delete("a", revision=revision)
+    async def flood() -> None:
+        for _ in range(20):
+            await checked.bus.publish("s", bytes(500_000))
+
+    assert await cancellation.at_each_await(flood, checked.check) >= 2
+    assert wire._unsent_bytes == 0
+
+
+async def test_connect(url, monkeypatch):
+    made: list[Any] = []
+    connect = transports.connect
+
+    async def note(*arguments: Any) -> Any:
+        made.append(await connect(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(transports, "connect", note)
+    before = asyncio.all_tasks()
 
     async def check() -> None:
-        await make()
+        assert all(transport._transport.is_closing() for transport in made)
+        await eventually(lambda: asyncio.all_tasks() <= before)
 
-    assert await cancellation.at_each_await(make, check)
+    async def call() -> client.NatsBus:
+        return await client.connect([url], identity="ann")
+
+    assert await cancellation.at_each_await(call, check, undo=client.NatsBus.close) >= 4
+
+
+async def test_close(url):
+    buses: list[client.NatsBus] = []
+    ended: list[bytes] = []
+
+    async def slow(message: api.Message) -> None:
+        await asyncio.sleep(0.001)  # pace
+        ended.append(message.data)
+
+    async def close() -> None:
+        bus = await client.connect([url], identity="ann", audit_s=0)
+        buses.append(bus)
+        await bus.subscribe("s", handler=slow)
+        await bus.publish("s", b"1")
+        await bus.close()
+
+    async def check() -> None:
+        while buses:
+            bus = buses.pop()
+            if bus._wire.is_closed:
+                assert bus.state is api.ConnectionState.CLOSED
+                assert bus._wire._session is None
+            await bus.close()
+
+    assert await cancellation.at_each_await(close, check) >= 6
+
+
+async def test_a_handler_that_awaited_a_cancelled_task_fails_alone(url):
+    """Messages that wait behind it keep their order."""
+    async with await client.connect([url], identity="ann", audit_s=0) as bus:
+        received: list[bytes] = []
+        task = asyncio.create_task(asyncio.Event().wait())
+
+        async def handler(message: api.Message) -> None:
+            received.append(message.data)
+            if message.data == b"0":
+                await task
+
+        subscription = await bus.subscribe("s", handler=handler)
+        for number in range(5):
+            await bus.publish("s", b"%d" % number)
+        await eventually(lambda: subscription.statistics().pending == 4)
+        task.cancel()
+        await bus.publish("s", b"5")
+        await eventually(lambda: received == [b"%d" % number for number in range(6)])
+        assert subscription.statistics().failed == 1
+
+
+async def test_a_handler_that_raises_a_cancellation_does_not_end_the_connection(url):
+    async with await client.connect([url], identity="ann", audit_s=0) as bus:
+        cancelled = asyncio.get_running_loop().create_future()
+        cancelled.cancel()
+        plain = await bus.subscribe("s", handler=lambda _: cancelled.result())
+        bulk = await bus.subscribe("s", bulk=lambda *_: cancelled.result())
+        await bus.publish("s", b"1")
+        await bus.flush()
+        assert (plain.statistics().failed, bulk.statistics().failed) == (1, 1)
+        assert bus.statistics().reconnects == 0
+
+
+async def test_one_deadline_for_a_request_to_a_frozen_broker(tmp_path):
+    """Also for the first one, which subscribes to the inbox, and while the connection is away."""
+    async with broker.Broker(config.BrokerConfig(name="b", directory=tmp_path, storage=None)) as running:
+        bus = await client.connect([running.url], identity="ann", audit_s=0)
+        loop = asyncio.get_running_loop()
+        with frozen(running):
+            for _ in range(2):
+                began_s = loop.time()
+                with pytest.raises(errors.TimedOut):
+                    await bus.request("s", b"", timeout_s=0.3)
+                assert loop.time() - began_s < 2
+        await bus.flush()
+        await bus.close()
+
+
+@contextlib.contextmanager
+def frozen(running: broker.Broker) -> Iterator[None]:
+    assert running.pid
+    os.kill(running.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, running.pid, os.WSTOPPED | os.WNOWAIT)
+    try:
+        yield
+    finally:
+        os.kill(running.pid, signal.SIGCONT)

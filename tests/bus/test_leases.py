@@ -17,6 +17,7 @@ from muster.core import errors
 from muster.testing.eventually import eventually, throughout
 from muster.trust import keyring
 from muster.trust.permissions import roles
+from tests.bus import sockets
 
 NAME = "manage.registry"
 
@@ -135,8 +136,7 @@ async def test_a_dead_holder_is_replaced_at_once(join):
     waiting = asyncio.create_task(second.acquire(NAME))
     await throughout(lambda: not waiting.done(), for_s=0.1)
     started = asyncio.get_running_loop().time()
-    dying._wire._transport._io_writer.transport.abort()  # as kill -9 would: the socket is gone, nothing else
-    dying._wire.options["allow_reconnect"] = False
+    sockets.kill(dying)
     async with asyncio.timeout(30):
         other = await waiting
     assert asyncio.get_running_loop().time() - started < 20, "before its 30 s are over"
@@ -153,8 +153,7 @@ async def test_a_dead_holder_is_replaced_at_once(join):
 async def test_a_process_that_starts_after_its_predecessor_died_does_not_wait(join, server, broker_ended):
     dying, first = await join("m1", ttl_s=120)
     lease = await first.acquire(NAME)
-    dying._wire.options["allow_reconnect"] = False
-    dying._wire._transport._io_writer.transport.abort()
+    sockets.kill(dying)
     await eventually(lambda: not lease.held)
     if broker_ended:
         running, _ = server
@@ -185,7 +184,7 @@ async def test_a_holder_that_lost_its_connection_continues_without_a_takeover(jo
     before = bus.connection
     held_at: list[tuple[api.ConnectionState, bool]] = []
     bus.on_state(lambda state: held_at.append((state, lease.held)))
-    bus._wire._transport._io_writer.transport.abort()
+    sockets.cut(bus)
     await eventually(lambda: bus.connection not in (None, before) and lease.held)
     assert held_at[0] == (api.ConnectionState.RECONNECTING, False)
     assert not lease.lost.is_set()

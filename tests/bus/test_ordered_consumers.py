@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from typing import Any
 
 import pytest
 
@@ -16,12 +15,7 @@ from muster.bus.client import client, reconnection
 from muster.bus.streams import ordered_consumer
 from muster.core import errors
 from muster.testing.eventually import eventually
-from tests.bus import contract
-
-
-def cut(bus: client.NatsBus) -> None:
-    over: Any = bus._wire._transport
-    over._io_writer.transport.abort()
+from tests.bus import contract, sockets
 
 
 async def test_nothing_is_missed_over_cut_connections_and_a_killed_broker(broker: brokers.Broker):
@@ -54,9 +48,9 @@ async def test_nothing_is_missed_over_cut_connections_and_a_killed_broker(broker
             await bucket.delete(f"k{first % 7}")
 
         await write(0)
-        cut(reader)
+        sockets.cut(reader)
         await write(100)
-        cut(reader)
+        sockets.cut(reader)
         assert broker.pid
         os.kill(broker.pid, signal.SIGKILL)
         await write(200)
@@ -118,7 +112,7 @@ async def test_a_consumer_reports_messages_that_retention_removed(
     ):
         await contract.take(messages, 5)
         monkeypatch.setattr(reconnection, "BASE_S", 2.0)  # long enough for what happens meanwhile
-        cut(reader)
+        sockets.cut(reader)
         await stream.publish("log.a", b"")
         await stream.publish("log.a", b"")
         await stream.purge(before=7)
@@ -179,7 +173,7 @@ async def test_a_watch_reports_keys_that_went_without_a_trace(broker: brokers.Br
         async with await (await reader.key_value(api.KeyValueSettings("b"))).watch() as watch:
             await contract.take(watch, 3)
             await (await writer.open_stream("KV_b")).purge(subject="$KV.b.gone")  # its marker has expired
-            cut(reader)
+            sockets.cut(reader)
             assert [(e.key, e.value) for e in await contract.take(watch, 1)] == [("gone", None)]
             await bucket.put("new", b"2")
             assert [(e.key, e.value) for e in await contract.take(watch, 1)] == [("new", b"2")]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import itertools
-from collections.abc import Callable
 from typing import Any
 
-import nats.errors
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.bus.client import counters
+from muster.bus.client import broker_errors, counters
 from muster.bus.client import parser as client_parser
 
 SAID = (
@@ -34,7 +34,7 @@ HEARD = [
     (8, b"c", b"back", b"", b"NATS/1.0\r\n\r\n"),
     {"a": 1},
     "pong",
-    "'Some Trouble'",
+    "Some Trouble",
     (7, b"a.b", b"", b"MSG 1\r\n2", None),
     ("malformed-subject", b"a\r7"),
     ("malformed-subject", b"\xff"),
@@ -45,92 +45,96 @@ HEARD = [
 
 
 class Wire:
-    def __init__(self) -> None:
-        self.on_little: list[Callable[[], None]] = []
-        self.heard: list[Any] = []
+    """Subscriptions 7 to 9, and what the parser passes on."""
 
-    def dispatch(self, *message: Any) -> None:
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+        self.subscriptions = client_parser.SubscriptionTable(counters.ConnectionCounters(None))
+        self.subscriptions.refuse = self.refuse  # type: ignore[method-assign]
+        self.subscriptions.reader_failed = self.reader_failed  # type: ignore[method-assign]
+        self.listen(7)
+        self.listen(8)
+        self.listen(9)
+
+    def listen(self, number: int, subject: str = ">", read_all: Any = None) -> None:
+        read = None if read_all else functools.partial(self.read, number)
+        made = client_parser.Subscription(number, subject, "", read, read_all)
+        self.subscriptions.by_number[b"%d" % number] = made
+
+    def parser(self) -> client_parser.BrokerParser:
+        return client_parser.BrokerParser(self, self.subscriptions)  # type: ignore[arg-type]
+
+    def read(self, *message: Any) -> None:
         self.heard.append(message)
 
-    def answer_ping(self) -> None:
+    def on_ping(self) -> None:
         self.heard.append("ping")
+
+    def on_pong(self) -> None:
+        self.heard.append("pong")
+
+    def on_info(self, info: dict[str, Any]) -> None:
+        self.heard.append(info)
+
+    def on_error(self, text: str) -> None:
+        self.heard.append(text)
 
     def refuse(self, why: counters.ConnectionCounter, subject: bytes) -> None:
         self.heard.append((why.value[2], subject))
 
-    async def _process_pong(self) -> None:
-        self.heard.append("pong")
-
-    async def _process_info(self, info: Any) -> None:
-        self.heard.append(info)
-
-    async def _process_err(self, text: str) -> None:
-        self.heard.append(text)
+    def reader_failed(self, subject: bytes, error: BaseException) -> None:
+        self.heard.append((subject, type(error)))
 
 
-def _parse(parser: client_parser.NatsParser, data: bytes) -> None:
-    work = parser.parse(data)
-    with pytest.raises(StopIteration):  # it never waits here
-        work.send(None)
-
-
-@given(st.lists(st.integers(0, len(SAID)), max_size=20), st.booleans())
-def test_blocks_of_any_size(cuts: list[int], as_it_comes: bool):
+@given(st.lists(st.integers(0, len(SAID)), max_size=20))
+def test_blocks_of_any_size(cuts: list[int]):
     wire = Wire()
-    parser = client_parser.NatsParser(wire)  # type: ignore[arg-type]
-    edges = [0, *sorted(cuts), len(SAID)]
-    for begin, end in itertools.pairwise(edges):
-        block = SAID[begin:end]
-        _parse(parser, parser.take(block) if as_it_comes else block)
+    parser = wire.parser()
+    for begin, end in itertools.pairwise([0, *sorted(cuts), len(SAID)]):
+        parser.feed(SAID[begin:end])
     assert wire.heard == HEARD
 
 
-@given(st.lists(st.integers(0, len(SAID)), max_size=20), st.booleans())
-def test_a_bulk_reader_receives_the_messages_of_a_block_at_once(cuts: list[int], as_it_comes: bool):
+@given(st.lists(st.integers(0, len(SAID)), max_size=20))
+def test_a_bulk_reader_receives_the_messages_of_a_block_at_once(cuts: list[int]):
     wire = Wire()
-    parser = client_parser.NatsParser(wire)  # type: ignore[arg-type]
     calls: list[tuple[Any, Any]] = []
-    parser.bulk[b"7"] = client_parser.BulkReader(lambda *call: calls.append(call))
+    wire.listen(7, read_all=lambda *call: calls.append(call))
+    parser = wire.parser()
     for begin, end in itertools.pairwise([0, *sorted(cuts), len(SAID)]):
-        block = SAID[begin:end]
-        _parse(parser, parser.take(block) if as_it_comes else block)
+        parser.feed(SAID[begin:end])
     messages = [message for subjects, data in calls for message in zip(subjects, data, strict=True)]
     assert messages == [(b"a.b", b"hello"), (b"a.b", b""), (b"a.b", b"MSG 1\r\n2")]
     assert wire.heard == [heard for heard in HEARD if not isinstance(heard, tuple) or heard[0] != 7]
     if not cuts:
-        assert [len(data) for _, data in calls] == [2, 1]
+        assert [len(data) for _, data in calls] == [3]
 
 
-def test_what_comes_amid_another_line_waits():
-    class SlowReader(Wire):
-        async def _process_pong(self) -> None:
-            self.heard.append(parser.take(b"MSG b 2 0\r\n\r\n"))
-
-    wire = SlowReader()
-    parser = client_parser.NatsParser(wire)  # type: ignore[arg-type]
-    _parse(parser, b"PONG\r\nMSG a 1 0\r\n\r\n")
-    assert wire.heard == [b"MSG b 2 0\r\n\r\n", (1, b"a", b"", b"", None)]
-
-
-def test_a_ping_is_replied_to_before_any_task_runs():
+def test_a_subscription_reads_only_its_subjects():
     wire = Wire()
-    parser = client_parser.NatsParser(wire)  # type: ignore[arg-type]
-    assert parser.take(b"PING\r\n") == b""
-    assert wire.heard == ["ping"]
-    assert parser.blocks == 1
-    parser.take(b"MSG a 1 6\r\n")
-    parser.take(b"PING\r\n")  # the payload of a message
-    parser.take(b"\r\n")
-    assert wire.heard == ["ping", (1, b"a", b"", b"PING\r\n", None)]
+    wire.listen(1, "a.*")
+    wire.listen(2, "a.b.>", read_all=lambda subjects, _: wire.heard.append(subjects))
+    wire.parser().feed(
+        b"".join(b"MSG %b 0\r\n\r\n" % each for each in (b"a.b 1", b"a.b.c 1", b"a.b 2", b"a.b.c 2"))
+    )
+    assert wire.heard == [
+        (1, b"a.b", b"", b"", None),
+        ("other-subject", b"a.b.c"),
+        ("other-subject", b"a.b"),
+        [b"a.b.c"],
+    ]
 
 
-def test_what_an_old_connection_left_is_forgotten():
+@pytest.mark.parametrize("error", [ValueError, asyncio.CancelledError])
+def test_an_error_of_a_reader_is_its_own(error: type[BaseException]):
+    def fail(*_: Any) -> None:
+        raise error
+
     wire = Wire()
-    parser = client_parser.NatsParser(wire)  # type: ignore[arg-type]
-    _parse(parser, SAID[:30])
-    parser.reset()
-    _parse(parser, b"PONG\r\n")
-    assert wire.heard == ["ping", "pong"]
+    wire.subscriptions.by_number[b"1"] = client_parser.Subscription(1, "a", "", fail)
+    wire.listen(2, "a", read_all=fail)
+    wire.parser().feed(b"MSG a 1 0\r\n\r\nMSG a 2 0\r\n\r\nMSG a 7 0\r\n\r\n")
+    assert wire.heard == [(b"a", error), (7, b"a", b"", b"", None), (b"a", error)]
 
 
 @pytest.mark.parametrize(
@@ -147,6 +151,5 @@ def test_what_an_old_connection_left_is_forgotten():
     ],
 )
 def test_malformed_input_is_rejected(line: bytes):
-    parser = client_parser.NatsParser(Wire())  # type: ignore[arg-type]
-    with pytest.raises(nats.errors.ProtocolError):
-        parser.parse(line).send(None)
+    with pytest.raises(broker_errors.BrokerError):
+        Wire().parser().feed(line)

@@ -5,26 +5,19 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import nats.aio.client as nats_client
-import nats.errors
 import pytest
 
 from muster.bus import api
 from muster.bus.brokers import broker, config
-from muster.bus.client import client, connection, reconnection
+from muster.bus.client import client, reconnection, transports
 from muster.testing.eventually import eventually
+from tests.bus import sockets
 
 
 @pytest.fixture
 async def plain(tmp_path):
     async with broker.Broker(config.BrokerConfig(name="b", directory=tmp_path, storage=None)) as running:
         yield running
-
-
-def cut(bus: client.NatsBus) -> None:
-    """The socket is gone, as when the network or the broker dies."""
-    over: Any = bus._wire._transport
-    over._io_writer.transport.abort()
 
 
 def delays(plan: reconnection.ReconnectionPlan, number: int, now_s: float = 0.0) -> list[float]:
@@ -81,64 +74,62 @@ async def test_an_attempt_waits_for_a_slot_and_slow_ones_do_not_keep_theirs():
 async def test_the_connections_of_a_process_reconnect_a_few_at_a_time(plain, monkeypatch):
     monkeypatch.setattr(reconnection, "ATTEMPTS_AT_ONCE", 2)
     under_way, most = 0, 0
-    connect = connection.NatsConnection._connect_to_server
+    connect = transports.connect
 
-    async def count_begin(self: Any, server: Any) -> None:
+    async def count_begin(*arguments: Any) -> Any:
         nonlocal under_way, most
-        await connect(self, server)
         under_way += 1
         most = max(most, under_way)
+        return await connect(*arguments)
 
     def count_end() -> None:
         nonlocal under_way
         under_way -= 1
 
     buses = [await client.connect([plain.url], identity=f"c-{number}") for number in range(8)]
-    monkeypatch.setattr(connection.NatsConnection, "_connect_to_server", count_begin)
+    monkeypatch.setattr(transports, "connect", count_begin)
     for bus in buses:
         bus._wire.on_state_change.add(count_end)
-        cut(bus)
+        sockets.cut(bus)
     await eventually(lambda: all(bus.statistics().reconnects for bus in buses))
     assert 1 <= most <= 2
     for bus in buses:
         await bus.close()
 
 
-async def test_an_attempt_that_fails_after_its_handshake_leaves_no_tasks(plain, monkeypatch):
-    failures = 2
-    flush = nats_client.Client.flush
+async def test_an_attempt_that_fails_in_its_handshake_leaves_nothing(plain, monkeypatch):
+    failures, sockets_made = 2, list[Any]()
+    connect = transports.connect
 
-    async def fail_first(self: nats_client.Client, timeout: int = 10) -> None:
+    async def fail_first(*arguments: Any) -> Any:
         nonlocal failures
+        made: Any = await connect(*arguments)
+        sockets_made.append(made._transport)
         if failures:
             failures -= 1
-            raise nats.errors.TimeoutError
-        await flush(self, timeout)
-
-    def pinging() -> int:
-        names = [task.get_coro().__qualname__ for task in asyncio.all_tasks()]  # type: ignore[union-attr]
-        return sum(name.endswith("._ping_interval") for name in names)
+            made.write(b"NONSENSE\r\n")
+        return made
 
     async with await client.connect([plain.url], identity="ann") as bus:
-        monkeypatch.setattr(nats_client.Client, "flush", fail_first)
-        cut(bus)
+        monkeypatch.setattr(transports, "connect", fail_first)
+        sockets.cut(bus)
         await eventually(lambda: bus.statistics().reconnects == 1)
-        assert failures == 0
-        assert pinging() == 1
+        assert [made.is_closing() for made in sockets_made] == [True, True, False]
+        assert await bus.audit() == 0
 
 
-async def test_a_client_does_not_reconnect_because_the_event_loop_ends(plain):
+def test_a_client_does_not_reconnect_because_the_event_loop_ends(tmp_path):
     """`asyncio.run` cancels all tasks at its end, and does not wait for tasks that begin then."""
-    async with await client.connect([plain.url], identity="ann") as bus:
-        await bus.flush()
-        reading = bus._wire._reading_task
-        assert reading is not None
-        reading.cancel()
-        await asyncio.wait([reading])
-        assert bus._wire._reconnection_task is None
-        assert bus.state is api.ConnectionState.CONNECTED
-        await bus._wire.force_reconnect()  # without a reader it could not be closed in an orderly way
-        await eventually(lambda: bus.statistics().reconnects == 1)
+    buses: list[client.NatsBus] = []
+
+    async def leave_it_open() -> None:
+        async with broker.Broker(config.BrokerConfig(name="b", directory=tmp_path, storage=None)) as running:
+            buses.append(await client.connect([running.url], identity="ann"))
+            sockets.cut(buses[0])
+            await eventually(lambda: buses[0].state is api.ConnectionState.RECONNECTING)
+
+    asyncio.run(leave_it_open())
+    assert buses[0].state is api.ConnectionState.RECONNECTING
 
 
 INFO = b'INFO {"server_name": "b", "max_payload": 1048576, "headers": true}\r\n'
@@ -175,7 +166,7 @@ async def test_a_client_comes_back_after_another_program_had_the_port_of_its_bro
         port = server.sockets[0].getsockname()[1]
         async with await client.connect([f"nats://127.0.0.1:{port}"], identity="ann") as bus:
             is_broker = False
-            cut(bus)
+            sockets.cut(bus)
             await eventually(lambda: refused >= 2)
             is_broker = True
             await eventually(lambda: bus.statistics().reconnects == 1)

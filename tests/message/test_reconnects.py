@@ -17,6 +17,7 @@ from muster.message.client import factory, partition_link
 from muster.message.dispatcher import leadership, works
 from muster.testing import eventually, fixtures
 from muster.trust.login import passwords
+from tests.bus import sockets
 from tests.message import conftest
 
 ORDERS = destinations.queue("orders")
@@ -33,7 +34,7 @@ async def test_what_was_delivered_into_a_broken_connection_comes_again(
     await producer.send("held")
     held = await consumer.receive(30)
     assert held is not None
-    receiving.bus._wire._transport._io_writer.transport.abort()  # type: ignore[attr-defined]
+    sockets.cut(receiving.bus)
     await eventually.eventually(lambda: receiving.bus.state is api.ConnectionState.RECONNECTING)
     for number in range(3):
         await producer.send(f"{number}")

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from muster.app.supervisor import worker
 from muster.bus import api
 from muster.bus.client import client as bus_client
-from muster.bus.client import connection
+from muster.bus.client import reconnection
 from muster.core import errors
 from muster.core.telemetry import log
 from muster.manage.agent import agent
@@ -83,13 +83,13 @@ class ObservedTransport:
 
 
 def count_attempts(counts: StormCounts) -> None:
-    original = connection.NatsConnection._next_server
+    original = reconnection.ReconnectionPlan.next_delay_s
 
-    def next_server(self: Any, servers: Any, info: Any) -> Any:
+    def next_delay_s(self: reconnection.ReconnectionPlan, now_s: float, random: float) -> float:
         counts.attempts += 1
-        return original(self, servers, info)
+        return original(self, now_s, random)
 
-    connection.NatsConnection._next_server = next_server  # type: ignore[method-assign]
+    reconnection.ReconnectionPlan.next_delay_s = next_delay_s  # type: ignore[method-assign]
 
 
 async def persist(act: Callable[[], Awaitable[T]]) -> T:

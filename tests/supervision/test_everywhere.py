@@ -82,7 +82,6 @@ UNSUPERVISED = {
     "app/supervisor/port_workers.py: PortWorkers.__aenter__": "awaited in place",
     "app/supervisor/worker.py: run_worker": "awaited in place",
     "bus/brokers/broker.py: Broker.reserve": "awaited in place",
-    "bus/client/connection.py: NatsConnection._failed": "closes the connection, which reports its end",
     "bus/client/subscriptions.py: BoundedSubscription._make_room": "unsubscribes once",
     "bus/client/subscriptions.py: BoundedSubscription.accept": "counts and logs each failure of the handler",
     "bus/locator/server.py: Locator._fresh": "awaited by all callers",

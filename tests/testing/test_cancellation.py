@@ -33,7 +33,7 @@ class Slots:
         self.free -= 1
         try:
             await asyncio.sleep(0)
-            await asyncio.sleep(0.001)
+            await asyncio.get_running_loop().run_in_executor(None, int)
         finally:
             self.free += 1
         return "done"

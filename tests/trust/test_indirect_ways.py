@@ -21,6 +21,7 @@ from muster.bus import api
 from muster.bus.client import client
 from muster.bus.rpc import server as rpc_server
 from muster.core import errors
+from muster.core.telemetry import metrics
 from muster.testing.eventually import eventually
 from muster.trust import jwt, keyring
 from muster.trust.permissions import roles
@@ -127,20 +128,21 @@ async def _republish(thief: Client, user: Client) -> None:
         (_publish_acknowledgement, "reply"),
         (_direct_get, "reply"),
         (_message_get, "reply"),
-        (_push_consumer, "subject"),
-        (_pull_consumer, "subject"),
+        (_push_consumer, "other-subject"),  # by the connection, before the service
+        (_pull_consumer, "other-subject"),
         (_republish, "reply"),
     ],
 )
 async def test_a_service_takes_nothing_that_jetstream_sends_for_a_request(broker, trust, deputy, refused):
     """Each alone: the message arrives at the service, and is refused for this reason."""
     done = []
+    measured = metrics.Metrics()
 
     async def act(call: rpc_server.RpcCall) -> None:
         done.append(call.identity)
 
     async with contextlib.AsyncExitStack() as stack:
-        connection = await client.connect([broker.url], creds=trust.credentials("r"))
+        connection = await client.connect([broker.url], creds=trust.credentials("r"), measure=measured)
         service = await stack.enter_async_context(connection)
         serving = await stack.enter_async_context(
             rpc_server.RpcServer(service, "manage", [rpc_server.RpcOperation("request.act", act)])
@@ -151,8 +153,13 @@ async def test_a_service_takes_nothing_that_jetstream_sends_for_a_request(broker
         await thief.jetstream().publish("topic.s", b"{}")
         assert not serving.refused
         await deputy(thief, user)
-        await eventually(lambda: serving.refused[refused])
-        assert set(serving.refused) == {refused}
+        if refused == "other-subject":
+            counter = "muster_bus_refused_messages_total"
+            await eventually(lambda: measured.value(counter, reason=refused))
+            assert not serving.refused
+        else:
+            await eventually(lambda: serving.refused[refused])
+            assert set(serving.refused) == {refused}
         assert not done
 
 

@@ -14,6 +14,11 @@ from muster.core.telemetry import trace
 MAX_SUBJECT_BYTES = 3500  # a protocol line has at most 4096 bytes, with other fields
 MAX_ATOMIC = 1000  # messages in a batch: the broker's own limit
 
+# One level of a subject: no space, control, dot or wildcard. Beyond ASCII, the bytes of UTF-8.
+_SIGNS = r"!-)+,\-/-=?-~"
+TOKEN_ASCII = f"[{_SIGNS}]++"
+TOKEN = rf"[{_SIGNS}\x80-\xff]++"
+
 _BAD_IN_SUBJECT = re.compile(r"[\x00-\x20\x7f]")
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+\Z")
 
@@ -30,9 +35,11 @@ def check_subject(subject: str, *, wildcards: bool = False) -> None:
     for place, token in enumerate(tokens):
         if not token:
             raise errors.InvalidInput(f"{subject!r} cannot be a subject: it has an empty level")
-        if token in ("*", ">"):
+        if "*" in token or ">" in token:
             if not wildcards:
                 raise errors.InvalidInput(f"{subject!r} names many subjects; to publish, name one")
+            if len(token) > 1:
+                raise errors.InvalidInput(f"{subject!r}: '*' and '>' stand for a level, not for a part of it")
             if token == ">" and place != len(tokens) - 1:
                 raise errors.InvalidInput(f"{subject!r}: '>' can only be the last level")
 
@@ -110,7 +117,7 @@ def decode_headers(raw: bytes | None) -> dict[str, str]:
         if line:
             name, colon, value = line.partition(":")
             if colon:
-                headers[name] = value.strip()
+                headers.setdefault(name, value.strip())  # as `ReceivedMessage.header` reads it
     return headers
 
 

@@ -1,21 +1,24 @@
-"""Maps errors of brokers, the system and nats-py to Muster errors."""
+"""Maps errors of brokers and of the system to Muster errors."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import ssl
-from collections.abc import Iterator
-
-import nats.errors
 
 from muster.core import errors
 
 VIOLATION = re.compile(r'permissions violation for (publish|subscription) to "(.*?)"', re.IGNORECASE)
 
+#: What a reader or a handler may raise: a cancellation is that of something that it waited for.
+READER_ERRORS = (Exception, asyncio.CancelledError)
+
 _HARMLESS = ("maximum subscriptions", "invalid subject", "invalid publish subject")
 _UNAUTHORIZED = ("authorization", "authentication", "revoked", "expired")
+
+
+class BrokerError(Exception):
+    """An error line of a broker that ends the connection, or a reply that is not a broker's."""
 
 
 def is_harmless(text: str) -> bool:
@@ -24,18 +27,18 @@ def is_harmless(text: str) -> bool:
     return any(words in text for words in _HARMLESS)
 
 
-def is_credential_error(text: str) -> bool:
+def is_credential_error(error: BaseException) -> bool:
     """Not an authentication timeout: one of the two was too busy for the handshake."""
-    text = text.lower()
+    text = str(error).lower() if isinstance(error, BrokerError) else ""
     return any(word in text for word in _UNAUTHORIZED) and "timeout" not in text
 
 
 def connection_error(error: Exception, server: str = "") -> errors.MusterError:
-    """Map an error of the library or the system to a Muster error."""
-    text = str(error).removeprefix("nats: ").strip().strip("'") or type(error).__name__
+    """Map an error of a broker or of the system to a Muster error."""
+    text = str(error).strip() or type(error).__name__
     if isinstance(error, errors.MusterError):
         return error
-    if isinstance(error, nats.errors.AuthorizationError) or is_credential_error(text):
+    if is_credential_error(error):
         return errors.Unauthorized(
             f"the broker refuses these credentials: {text}",
             hint="check that they are this domain's, have not expired and were not revoked",
@@ -48,19 +51,4 @@ def connection_error(error: Exception, server: str = "") -> errors.MusterError:
         )
     if isinstance(error, ImportError):
         return errors.MissingDependency(f"{text}", hint="pip install 'muster-fabric[websocket]'")
-    if isinstance(error, nats.errors.Error) and "url" in text:
-        return errors.InvalidInput(f"not the URL of a broker: {where} ({text})")
     return errors.NotConnected(f"no broker responds at {where}: {text}")
-
-
-@contextlib.contextmanager
-def failed_attempt() -> Iterator[None]:
-    """Any error of an attempt to connect as one of those after which nats-py tries again: others (of a
-    WebSocket handshake, or a reply that is not a broker's) would end its attempts for good.
-    """
-    try:
-        yield
-    except (OSError, nats.errors.Error, asyncio.CancelledError, ImportError):
-        raise
-    except Exception as error:
-        raise ConnectionError(f"not a reply of a broker: {error}") from error

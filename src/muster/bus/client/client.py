@@ -21,9 +21,9 @@ from muster.bus import api, message_format
 from muster.bus.client import (
     counters,
     credential_source,
-    parser,
     received,
     requests,
+    session,
     state_listeners,
     subscriptions,
 )
@@ -74,12 +74,8 @@ class NatsBus(lifecycle.ClosingContext):
         self,
         servers: Sequence[str],
         creds: Callable[[], credential_source.CredentialSource] | None,
-        tls: ssl.SSLContext | None,
-        tls_hostname: str | None,
-        connect_timeout_s: float,
+        options: session.SessionOptions,
         in_order: bool,
-        proxy: str | None,
-        echo: bool,
     ) -> None:
         self._may_list_subscriptions = creds is None or creds().sees_connections
         order = list(servers)
@@ -91,16 +87,7 @@ class NatsBus(lifecycle.ClosingContext):
                 self._identity, self._changed, self._refused, self._counts
             )
             try:
-                await self._wire.open(
-                    server,
-                    name=self._identity,
-                    creds=creds,
-                    tls=tls,
-                    tls_hostname=tls_hostname,
-                    connect_timeout_s=connect_timeout_s,
-                    proxy=proxy,
-                    echo=echo,
-                )
+                await self._wire.open(server, creds, options)
             except errors.Unavailable as error:
                 failure = error
                 continue
@@ -215,8 +202,13 @@ class NatsBus(lifecycle.ClosingContext):
         def read(subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
             accept(message(subject.decode(), reply.decode() or None, data, headers, over))
 
-        reader = read if bulk is None else parser.BulkReader(subscription.accept_all)
-        number = await over.listen(subject, group or "", reader, timeout_s=api.DEFAULT_TIMEOUT_S)
+        number = await over.listen(
+            subject,
+            group or "",
+            read if bulk is None else None,
+            subscription.accept_all,
+            timeout_s=api.DEFAULT_TIMEOUT_S,
+        )
         self._subscriptions[number] = subscription
 
         async def unsubscribe() -> None:
@@ -276,7 +268,6 @@ class NatsBus(lifecycle.ClosingContext):
             if not done.done():
                 done.set_exception(error)
 
-        await self._wire.ready()
         reply, end = self._wire.expect((subject,), take, fail)
         try:
             self._wire.send(subject, data, reply, raw_headers)
@@ -398,7 +389,6 @@ class NatsBus(lifecycle.ClosingContext):
 
         if not self._may_list_subscriptions:
             return None
-        await self._wire.ready()
         reply, end = self._wire.expect((AUDIT_SUBJECT,), take, fail)
         try:
             self._wire.send(AUDIT_SUBJECT, json.dumps(question).encode(), reply)
@@ -413,27 +403,27 @@ class NatsBus(lifecycle.ClosingContext):
         await self._wire.round_trip(timeout_s)
 
     async def close(self) -> None:
-        await self._tasks.close()
-        if self._state is api.ConnectionState.CLOSED:
-            return
-        mine = list(self._subscriptions.items())
         connected = self._state is api.ConnectionState.CONNECTED
-        for number, _ in mine:
-            self._wire.forget(number, still_read=True)
-        with contextlib.suppress(errors.Unavailable):
-            if connected:
-                # Once the broker has read the last line, everything it sent before has been accepted.
-                await self._wire.round_trip(CLOSE_TIMEOUT_S)
-        for _, subscription in mine:
-            subscription.end()
-        with contextlib.suppress(TimeoutError, errors.Unavailable):
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                for _, subscription in mine:
-                    await subscription.drained()
+        mine = list(self._subscriptions.items())
+        try:
+            await self._tasks.close()
+            for number, _ in mine:
+                self._wire.forget(number, still_read=True)
+            with contextlib.suppress(errors.Unavailable):
                 if connected:
-                    await self._durable.drained()
+                    # Once the broker has read the last line, everything it sent before has been accepted.
                     await self._wire.round_trip(CLOSE_TIMEOUT_S)
-        await self._wire.close()
+            for _, subscription in mine:
+                subscription.end()
+            with contextlib.suppress(TimeoutError, errors.Unavailable):
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    for _, subscription in mine:
+                        await subscription.drained()
+                    if connected:
+                        await self._durable.drained()
+                        await self._wire.round_trip(CLOSE_TIMEOUT_S)
+        finally:
+            await self._wire.close()
 
 
 def _numbers(connections: list[dict[str, list[dict[str, str]]]]) -> set[int]:
@@ -473,7 +463,8 @@ async def connect(
     client = NatsBus(
         subjects.identity(identity), audit_s=audit_s, counts=counters.ConnectionCounters(measure)
     )
-    await client._open(list(servers), load_creds, tls, tls_hostname, connect_timeout_s, in_order, proxy, echo)
+    options = session.SessionOptions(client.identity, tls, tls_hostname, proxy, echo, connect_timeout_s)
+    await client._open(list(servers), load_creds, options, in_order)
     return client
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from muster.core import errors
@@ -29,29 +29,26 @@ class CredentialSource(Protocol):
         ...
 
 
-def login_options(server: str, load: Callable[[], CredentialSource] | None) -> dict[str, Any]:
-    """The options of nats-py with which a client logs in at the URL ``server``, and at brokers it reports."""
-    options: dict[str, Any] = {}
-    if load is not None:
-        current = load()
+def login(
+    server: str, load: Callable[[], CredentialSource] | None
+) -> Callable[[Mapping[str, Any]], dict[str, str]]:
+    """How a client logs in at the URL ``server`` and at brokers it reports: maps the INFO of a broker to
+    fields of the CONNECT command."""
+    parts = urllib.parse.urlsplit(server)
+    current = load() if load is not None else None
+    # Kept here, because the addresses of other brokers that this one reports have no password.
+    user, password = urllib.parse.unquote(parts.username or ""), parts.password
 
-        def sign(nonce: str) -> bytes:
-            nonlocal current
+    def fields(info: Mapping[str, Any]) -> dict[str, str]:
+        nonlocal current
+        if load is not None and current is not None and info.get("auth_required") and "nonce" in info:
             try:
                 current = load()  # again for each attempt: they may have been renewed
             except errors.MusterError as error:  # unreadable now: those we have may still do
                 events.warning("credentials-unreadable", error=error)
-            return current.answer(nonce)
+            return {"jwt": current.user_jwt, "sig": current.answer(str(info["nonce"])).decode()}
+        if password is not None:
+            return {"user": user, "pass": urllib.parse.unquote(password)}
+        return {"auth_token": user} if user else {}
 
-        # nats-py requests the signature first, so the JWT is from the same reading.
-        options.update(signature_cb=sign, user_jwt_cb=lambda: current.user_jwt.encode())
-    try:
-        parts = urllib.parse.urlsplit(server)
-    except ValueError as error:
-        raise errors.InvalidInput(f"{server[:200]!r} is not the URL of a broker: {error}") from error
-    if parts.password is not None:
-        # As options, because the URLs of other brokers that this one reports have no password.
-        options.update(
-            user=urllib.parse.unquote(parts.username or ""), password=urllib.parse.unquote(parts.password)
-        )
-    return options
+    return fields

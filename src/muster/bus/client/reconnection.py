@@ -1,4 +1,4 @@
-"""When a client tries to reconnect, and how long an attempt may take.
+"""Where and when a client tries to reconnect, and how long an attempt may take.
 
 After a broker restart all clients of a fleet connect at once. Together they come back if none of their work
 is wasted:
@@ -18,9 +18,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
+import urllib.parse
 import weakref
-from collections.abc import Callable
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from muster.core import errors
 
 BASE_S = 0.05
 CAP_S = 5.0
@@ -29,6 +34,90 @@ HANDSHAKE_S_MAX = 15.0
 QUICK_ATTEMPTS = 2  # a frozen broker must not hold up the way to another one
 ATTEMPTS_AT_ONCE = 32  # in one process
 SLOT_S = 1.0  # an attempt that takes longer waits for its broker, and other attempts may begin
+_PORTS = {"nats": 4222, "tls": 4222, "ws": 80, "wss": 443}
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    scheme: str
+    host: str
+    port: int
+    path: str = ""
+    tls_name: str = ""  # the name in its certificate, where that is not the host
+
+    @property
+    def is_websocket(self) -> bool:
+        return self.scheme in ("ws", "wss")
+
+    @property
+    def place(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://{self.place}{self.path}"
+
+
+def parse_server(server: str) -> ServerAddress:
+    """``HOST``, ``HOST:PORT`` or a URL with the scheme nats, tls, ws or wss."""
+    try:
+        parts = urllib.parse.urlsplit(server if "://" in server else f"nats://{server}")
+        port = parts.port
+    except ValueError as error:
+        raise errors.InvalidInput(
+            f"not the URL of a broker: {_without_password(server)} ({error})"
+        ) from error
+    if parts.scheme not in _PORTS or not parts.hostname:
+        raise errors.InvalidInput(
+            f"not the URL of a broker: {_without_password(server)!r} (expected nats://HOST:PORT)"
+        )
+    return ServerAddress(parts.scheme, parts.hostname, port or _PORTS[parts.scheme], parts.path)
+
+
+def _without_password(server: str) -> str:
+    return server[server.rfind("@") + 1 :][:200]
+
+
+class ServerPool:
+    """The brokers that a connection knows: those it was given, and those that its brokers report."""
+
+    def __init__(self, first: ServerAddress) -> None:
+        self.current = first  # the last one that a connection was attempted to
+        self._known = {(first.host, first.port): first}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def add(self, addresses: Iterable[ServerAddress]) -> None:
+        for address in addresses:
+            self._known.setdefault((address.host, address.port), address)
+
+    def discover(self, info: dict[str, Any]) -> None:
+        """Add the brokers that the current one reports. Their addresses may be IP addresses, while their
+        certificates have the name under which the current one is known."""
+        reported = info.get("connect_urls")
+        for place in reported if isinstance(reported, list) else ():
+            try:
+                found = parse_server(f"{self.current.scheme}://{place}")
+            except errors.InvalidInput:
+                continue
+            name = ""
+            if info.get("tls_required") and _is_ip(found.host):
+                name = self.current.tls_name or self.current.host
+            self.add([ServerAddress(found.scheme, found.host, found.port, self.current.path, name)])
+
+    def candidates(self) -> Sequence[ServerAddress]:
+        """For the next attempt: all but the last, if there are others."""
+        here = self.current.host, self.current.port
+        return [address for place, address in self._known.items() if place != here] or [self.current]
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 class ReconnectionPlan:

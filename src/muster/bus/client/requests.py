@@ -1,6 +1,6 @@
 """Requests and replies over one connection.
 
-Two wildcard subscriptions, created at the first request, receive all replies: those of other processes and
+Two wildcard subscriptions, made with the first request, receive all replies: those of other processes and
 those of the broker (JetStream, publish acknowledgements). Each request has its own reply subject, derived
 from its responder (`muster.core.subjects`), and only a message on exactly that subject is its reply: the
 permission to reply as A does not cover a request to B. A request fails when the broker forbids it and when
@@ -12,12 +12,13 @@ reply to an earlier attempt counts as well.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import secrets
 from collections.abc import Callable, Sequence
 
 from muster.bus import api
-from muster.bus.client import connection, counters, request_timers
+from muster.bus.client import connection, counters, parser, request_timers
 from muster.core import errors
 from muster.core import subjects as subjects_
 
@@ -96,63 +97,36 @@ class RequestConnection(connection.NatsConnection):
     ) -> None:
         super().__init__(subjects_.inbox(identity), on_change, on_refused, counts)
         self._requester = f"{identity}.{secrets.token_hex(16)}"  # and the session
-        self._mux_started: asyncio.Future[bool] | None = None
+        self._inboxes: list[parser.Subscription] = []  # for all replies
         self._tokens = itertools.count(1)
         self._calls: dict[bytes, _Call | _Question] = {}
         self._timers = request_timers.RequestTimers(self._late)
+        self.on_state_change.add(self._state_changed)
 
-    async def _reconnected(self) -> None:
-        await super()._reconnected()
+    def _state_changed(self) -> None:
         for call in list(self._calls.values()):
-            if isinstance(call, _Question):
+            if self.is_closed:
+                call.fail(
+                    errors.TimedOut(f"{self.why_closed()}; a request without a reply may have been executed")
+                )
+            elif isinstance(call, _Question):
                 self._repeat(call)
 
-    async def _closed_for_good(self) -> None:
-        await super()._closed_for_good()
-        for call in list(self._calls.values()):
-            call.fail(
-                errors.TimedOut(f"{self.why_closed()}; a request without a reply may have been executed")
-            )
-
     def _fail_requests(self, subject: str) -> bool:
-        calls = [call for call in self._calls.values() if subject in call.subjects]
+        is_inbox = any(inbox.subject == subject for inbox in self._inboxes)
+        calls = [call for call in self._calls.values() if is_inbox or subject in call.subjects]
         for call in calls:
-            call.fail(errors.Forbidden(f"this identity may not publish to {subject!r}"))
+            call.fail(
+                _forbidden_inbox()
+                if is_inbox
+                else errors.Forbidden(f"this identity may not publish to {subject!r}")
+            )
         return bool(calls)
-
-    async def _start_mux(self) -> None:
-        """Subscribe to all replies; shared by all callers that send a first request at once."""
-        started = self._mux_started = asyncio.get_running_loop().create_future()
-        try:
-            for prefix in (subjects_.INBOX_PREFIX, f"{subjects_.REPLY_PREFIX}.*"):
-                await self.listen(f"{prefix}.{self._requester}.*", "", self._answered, timeout_s=10.0)
-        except errors.MusterError as error:
-            self._mux_started = None
-            started.set_exception(error)
-            started.exception()
-            raise
-        except BaseException:  # this caller was cancelled, which does not concern the others
-            self._mux_started = None
-            started.set_result(False)
-            raise
-        started.set_result(True)
 
     def _answered(self, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
         call = self._calls.get(subject)
         if call is not None:
             call.take(InboxReply(subject, reply, data, headers))
-
-    @property
-    def is_ready(self) -> bool:
-        """Replies can be received."""
-        return self._mux_started is not None and self._mux_started.done()
-
-    async def ready(self) -> None:
-        """Replies can be received when this returns."""
-        while (started := self._mux_started) is not None:
-            if started.done() or await asyncio.shield(started):
-                return
-        await self._start_mux()
 
     def expect(
         self,
@@ -165,7 +139,7 @@ class RequestConnection(connection.NatsConnection):
         """A new reply subject whose messages go to ``take``, and the function that removes it.
 
         ``stored``: the broker replies, when a stream has stored the message.  ``fail`` is called if the
-        broker forbids one of ``subjects``, and when the connection is closed.  Call `ready` before.
+        broker forbids one of ``subjects``, and when the connection is closed.
         """
         reply = self._reply_subject("" if stored else subjects_.responder(subjects[0]))
         key = reply.encode()
@@ -174,6 +148,12 @@ class RequestConnection(connection.NatsConnection):
         return reply, lambda: calls.pop(key, None)
 
     def _reply_subject(self, responder: str) -> str:
+        if not self._inboxes:  # the broker has them before the first request
+            for prefix in (subjects_.INBOX_PREFIX, f"{subjects_.REPLY_PREFIX}.*"):
+                subject = f"{prefix}.{self._requester}.*"
+                self._inboxes.append(self.subscribe_soon(subject, "", self._answered))
+        if any(inbox.is_refused for inbox in self._inboxes):
+            raise _forbidden_inbox()
         # Every role with topics may publish replies to requests on topics: they must not be guessed from
         # others.
         guarded = responder == subjects_.APP
@@ -195,12 +175,11 @@ class RequestConnection(connection.NatsConnection):
         ``stored``: as with `expect`. Without a connection nothing is sent: an abandoned request must not be
         executed after a reconnection. ``repeat``: when to send it again.
         """
-        if not self.is_connected:
-            await self.connected(timeout_s)
-        if not self.is_ready:
-            await self.ready()
         loop = asyncio.get_running_loop()
         question = _Question(subject, timeout_s, loop)
+        if not self.is_connected:
+            await self.connected(timeout_s)
+            question.interval_s = question.deadline_s - loop.time()
         reply = self._reply_subject("" if stored else subjects_.responder(subject))
         key = reply.encode()
         self._calls[key] = question
@@ -209,11 +188,13 @@ class RequestConnection(connection.NatsConnection):
             if again != subject:
                 question.subjects = (subject, again)
             question.repetition = again, data if repeat.data is None else repeat.data, reply, raw_headers
-            question.interval_s = min(timeout_s, repeat.after_s)
+            question.interval_s = min(question.interval_s, repeat.after_s)
         self._timers.start(question, question.interval_s)
         try:
             if self.send(subject, data, reply, raw_headers):
-                await self.ease()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(question.deadline_s):
+                        await self.ease()
             answer = await question.future
         finally:
             question.future.cancel()  # its timer may just have expired
@@ -239,6 +220,10 @@ class RequestConnection(connection.NatsConnection):
         if question.repetition is not None and self.is_connected and not question.future.done():
             question.attempts += 1
             self.send(*question.repetition)
+
+
+def _forbidden_inbox() -> errors.Forbidden:
+    return errors.Forbidden("this identity may not receive replies: a subscription to its inbox was refused")
 
 
 def is_no_responders(answer: InboxReply) -> bool:

@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Self
 
 from muster.bus import api
-from muster.bus.client import counters
+from muster.bus.client import broker_errors, counters
 from muster.core import errors, lifecycle
 from muster.core.telemetry import log, trace
 
@@ -106,7 +106,7 @@ class BoundedSubscription(lifecycle.ClosingContext):
                 waiting = self._handler(message)
                 if waiting is not None:  # the task inherits the trace
                     self._pump = asyncio.get_running_loop().create_task(self._pump_rest(message, waiting))
-            except Exception as error:  # noqa: BLE001 - it must not end the connection's read loop
+            except broker_errors.READER_ERRORS as error:
                 self._handler_failed(message.subject, error)
             finally:
                 if before is not None:
@@ -126,7 +126,7 @@ class BoundedSubscription(lifecycle.ClosingContext):
         self._delivered += len(data)
         try:
             self._bulk(subjects, data)
-        except Exception as error:  # noqa: BLE001 - it must not end the connection's read loop
+        except broker_errors.READER_ERRORS as error:
             self._handler_failed(subjects[0].decode("utf-8", "replace"), error)
 
     def _is_full_for(self, size: int) -> bool:
@@ -170,32 +170,29 @@ class BoundedSubscription(lifecycle.ClosingContext):
         if self._pump is not None:
             await asyncio.wait([self._pump])
 
-    async def _pump_rest(self, message: api.Message, waiting: Awaitable[None]) -> None:
+    async def _pump_rest(self, message: api.Message, waiting: Awaitable[None] | None) -> None:
         handler = self._handler
         assert handler is not None
-        try:
-            while True:
-                try:
+        while True:
+            try:
+                if waiting is not None:
                     await waiting
-                except Exception as error:  # noqa: BLE001 - counted; the next message is not to blame
-                    self._handler_failed(message.subject, error)
-                while True:
-                    if not self._queue:
-                        return
-                    message = self._pop()
-                    trace.current.set(message.trace)
-                    try:
-                        result = handler(message)
-                    except Exception as error:  # noqa: BLE001 - as above
-                        self._handler_failed(message.subject, error)
-                        continue
-                    if result is not None:
-                        waiting = result
-                        break
-        finally:
-            self._pump = None
+            except broker_errors.READER_ERRORS as error:
+                task = asyncio.current_task()
+                if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                    raise  # the pump remains in its place: later messages do not overtake the queued ones
+                self._handler_failed(message.subject, error)
+            if not self._queue:
+                self._pump = None
+                return
+            message, waiting = self._pop(), None
+            trace.current.set(message.trace)
+            try:
+                waiting = handler(message)
+            except broker_errors.READER_ERRORS as error:
+                self._handler_failed(message.subject, error)
 
-    def _handler_failed(self, subject: str, error: Exception) -> None:
+    def _handler_failed(self, subject: str, error: BaseException) -> None:
         self._failed += 1
         self._counts.add(counters.ConnectionCounter.HANDLER_FAILED)
         events.event(

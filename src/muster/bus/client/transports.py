@@ -1,6 +1,8 @@
-"""The transports of nats-py, corrected where they would hang, leak or warn, with support for an HTTP proxy.
+"""The sockets of a connection: TCP, with TLS after the first line of the broker, and WebSocket; both also
+through an HTTP proxy, which receives a CONNECT request and forwards bytes: TLS is end to end with the broker.
 
-The proxy receives a CONNECT request and forwards bytes: TLS is end to end with the broker.
+A transport calls `Session.on_data` with each block that arrives, `on_writable` when it is so again, and
+`on_lost` once, when it has ended; not after `close` or `abort`.
 """
 
 from __future__ import annotations
@@ -10,122 +12,80 @@ import base64
 import contextlib
 import ssl
 import urllib.parse
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nats.aio import transport
-
+from muster.bus.client import reconnection
 from muster.core import errors
+from muster.supervision import tasks
+
+if TYPE_CHECKING:
+    from muster.bus.client import session
 
 CLOSE_TIMEOUT_S = 1.0
+UNSENT_BYTES_MAX = 64 << 10  # with more, a WebSocket is not writable; TCP has the limit of asyncio
+PROXY_PORT = 3128
 
 
-class TcpTransport(transport.TcpTransport):
-    """nats-py's, but it can be closed after a failed TLS handshake too, where waiting would never end."""
-
-    def __init__(self, proxy: str | None = None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._proxy = proxy
-
-    def __bool__(self) -> bool:
-        return True  # otherwise false until it is connected, and nats-py would replace it
-
-    async def connect(self, uri: Any, buffer_size: int, connect_timeout: int) -> None:
-        self._abort()  # the rest of an attempt that the broker rejected
-        if self._proxy is None:
-            await super().connect(uri, buffer_size, connect_timeout)
-            return
-        async with asyncio.timeout(connect_timeout):
-            reader, writer = await _through(self._proxy, uri.hostname, uri.port, buffer_size)
-        self._bare_io_reader = self._io_reader = reader
-        self._bare_io_writer = self._io_writer = writer
-
-    async def connect_tls(
-        self, uri: Any, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: int
-    ) -> None:
-        await super().connect_tls(uri, ssl_context, buffer_size, connect_timeout)
-        # Like the streams of asyncio: otherwise there is a warning about a half-closed TLS connection at the
-        # end.
-        self._io_writer._protocol._over_ssl = True  # type: ignore[union-attr]
-
-    async def wait_closed(self) -> None:
-        with contextlib.suppress(TimeoutError, OSError):
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await super().wait_closed()  # type: ignore[no-untyped-call]
-        self._abort()
-
-    def unsent_bytes(self) -> int:
-        return self._io_writer.transport.get_write_buffer_size() if self._io_writer is not None else 0
-
-    def hand_over(self, take: Callable[[bytes], bytes]) -> None:
-        """Pass received data to ``take`` directly, and queue the data it returns: no task has to wake up for
-        a message."""
-        reader = self._io_reader
-        assert reader is not None
-        wait = reader.feed_data
-
-        def feed(data: bytes) -> None:
-            rest = data if reader._buffer or type(data) is not bytes else take(data)  # type: ignore[attr-defined]
-            if rest:
-                wait(rest)
-
-        reader.feed_data = feed  # type: ignore[method-assign, assignment]
-
-    def _abort(self) -> None:
-        for writer in (self._io_writer, self._bare_io_writer):
-            if writer is not None:
-                writer.transport.abort()
-
-
-class WebSocketTransport(transport.WebSocketTransport):
-    """The transport of nats-py with a connect timeout, in the form that current aiohttp accepts."""
-
-    def __init__(self, proxy: str | None = None) -> None:
-        super().__init__()
-        self._proxy = proxy
-
-    async def connect(self, uri: Any, buffer_size: int, connect_timeout: Any) -> None:
-        async with asyncio.timeout(connect_timeout):
-            if self._proxy is None:
-                await super().connect(uri, buffer_size, _limit(connect_timeout))
-            else:
-                await self._connect_through(uri.geturl(), True, connect_timeout)
-
-    async def connect_tls(
-        self, uri: Any, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: Any
-    ) -> None:
-        async with asyncio.timeout(connect_timeout):
-            if self._proxy is None or self._ws is not None:
-                await super().connect_tls(uri, ssl_context, buffer_size, _limit(connect_timeout))
-            else:
-                url = uri if isinstance(uri, str) else uri.geturl()
-                await self._connect_through(url, ssl_context, connect_timeout)
-
-    async def _connect_through(self, url: str, tls: ssl.SSLContext | bool, connect_timeout: float) -> None:
-        self._ws = await self._client.ws_connect(
-            url, ssl=tls, proxy=self._proxy, timeout=_limit(connect_timeout), max_msg_size=0
-        )
-        self._using_tls = not isinstance(tls, bool)
-
-
-async def _through(
-    proxy: str, host: str, port: int, buffer_size: int
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connect to ``host`` through an HTTP proxy (``http://[USER:PASSWORD@]HOST:PORT``)."""
+async def connect(
+    server: reconnection.ServerAddress, tls: ssl.SSLContext | None, proxy: str | None, owner: session.Session
+) -> TcpTransport | WebSocketTransport:
+    if server.is_websocket:
+        websocket = WebSocketTransport(owner)
+        await websocket.connect(server, tls, proxy)
+        return websocket
+    transport = TcpTransport(owner)
     try:
-        where = urllib.parse.urlsplit(proxy)
-        port_of_proxy = where.port or 3128
-    except ValueError as error:
-        raise errors.InvalidInput(f"{proxy[:200]!r} is not the URL of a proxy: {error}") from error
-    reader, writer = await asyncio.open_connection(where.hostname, port_of_proxy, limit=buffer_size)
-    try:
-        name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        lines = [f"CONNECT {name} HTTP/1.1", f"Host: {name}"]
+        await transport.connect(server, proxy)
+    except BaseException:
+        transport.abort()
+        raise
+    return transport
+
+
+class TcpTransport(asyncio.Protocol):
+    def __init__(self, owner: session.Session) -> None:
+        self.is_writable = False
+        self._owner = owner
+        self._transport: asyncio.Transport | None = None
+        self._ended = asyncio.get_running_loop().create_future()
+        self._is_closing = False
+
+    async def connect(self, server: reconnection.ServerAddress, proxy: str | None) -> None:
+        loop = asyncio.get_running_loop()
+        if proxy is None:
+            self.data_received = self._owner.on_data  # type: ignore[method-assign]
+            await loop.create_connection(lambda: self, server.host, server.port)
+        else:
+            await self._connect_through(proxy, server.place)
+
+    async def _connect_through(self, proxy: str, place: str) -> None:
+        """Connect to ``place`` through an HTTP proxy (``http://[USER:PASSWORD@]HOST:PORT``)."""
+        try:
+            where = urllib.parse.urlsplit(proxy)
+            port = where.port or PROXY_PORT
+        except ValueError as error:
+            raise errors.InvalidInput(f"{proxy[:200]!r} is not the URL of a proxy: {error}") from error
+        loop = asyncio.get_running_loop()
+        received, answered = bytearray(), loop.create_future()
+
+        def collect(data: bytes) -> None:
+            received.extend(data)
+            if b"\r\n\r\n" in received and not answered.done():
+                self.data_received = self._owner.on_data  # type: ignore[method-assign]
+                answered.set_result(None)
+
+        self.data_received = collect  # type: ignore[method-assign]
+        await loop.create_connection(lambda: self, where.hostname or "", port)
+        lines = [f"CONNECT {place} HTTP/1.1", f"Host: {place}"]
         if where.username is not None:
             pair = f"{urllib.parse.unquote(where.username)}:{urllib.parse.unquote(where.password or '')}"
             lines.append(f"Proxy-Authorization: Basic {base64.b64encode(pair.encode()).decode()}")
-        writer.write("\r\n".join([*lines, "", ""]).encode())
-        status_line = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n", 1)[0].decode("latin-1")
+        self.write("\r\n".join([*lines, "", ""]).encode())
+        await asyncio.wait([answered, self._ended], return_when=asyncio.FIRST_COMPLETED)
+        if not answered.done():
+            raise ConnectionError(f"the proxy {where.hostname}:{port} does not respond")
+        head, _, rest = bytes(received).partition(b"\r\n\r\n")
+        status_line = head.split(b"\r\n", 1)[0].decode("latin-1")
         status = status_line.split(" ")[1:2]
         if status != ["200"]:
             reason = (
@@ -133,15 +93,155 @@ async def _through(
                 if status == ["407"]
                 else f"its response is {status_line[:100]!r}"
             )
-            raise ConnectionError(f"the proxy {where.hostname}:{where.port} refuses {name}: {reason}")
-    except asyncio.IncompleteReadError as error:
-        writer.transport.abort()
-        raise ConnectionError(f"the proxy {where.hostname}:{where.port} does not respond") from error
-    except BaseException:
-        writer.transport.abort()
-        raise
-    return reader, writer
+            raise ConnectionError(f"the proxy {where.hostname}:{port} refuses {place}: {reason}")
+        if rest:
+            self._owner.on_data(rest)
+
+    async def start_tls(self, context: ssl.SSLContext, hostname: str) -> None:
+        assert self._transport is not None
+        transport = await asyncio.get_running_loop().start_tls(
+            self._transport, self, context, server_hostname=hostname
+        )
+        if transport is None:
+            raise ConnectionError("the connection was closed during the TLS handshake")
+        self._transport = transport
+
+    # Called by the event loop.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self.is_writable = True
+
+    def pause_writing(self) -> None:
+        self.is_writable = False
+
+    def resume_writing(self) -> None:
+        self.is_writable = True
+        self._owner.on_writable()
+
+    def connection_lost(self, error: BaseException | None) -> None:
+        self.is_writable = False
+        if not self._ended.done():
+            self._ended.set_result(None)
+        if not self._is_closing:
+            self._owner.on_lost(error)
+
+    # Called by the session.
+
+    def write(self, data: bytes) -> None:
+        assert self._transport is not None
+        self._transport.write(data)
+
+    def unsent_bytes(self) -> int:
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
+    def abort(self) -> None:
+        """Close at once. What is unsent is lost."""
+        self._is_closing = True
+        self.is_writable = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def close(self) -> None:
+        """Send what is unsent, for a limited time, and close."""
+        self._is_closing = True
+        try:
+            if self._transport is not None:
+                self._transport.close()
+                await asyncio.wait([self._ended], timeout=CLOSE_TIMEOUT_S)
+        finally:
+            self.abort()
 
 
-def _limit(seconds: float) -> Any:
-    return transport.aiohttp.ClientWSTimeout(ws_close=seconds)  # type: ignore[attr-defined]
+class WebSocketTransport:
+    def __init__(self, owner: session.Session) -> None:
+        self.is_writable = False
+        self._owner = owner
+        self._session: Any = None
+        self._socket: Any = None
+        self._tasks = tasks.TaskSupervisor("websocket")
+        self._work: asyncio.Task[None] | None = None
+        self._unsent: list[bytes] = []
+        self._unsent_bytes = 0
+        self._news = asyncio.Event()  # something to send, or the end
+        self._is_closing = False
+
+    async def connect(
+        self, server: reconnection.ServerAddress, tls: ssl.SSLContext | None, proxy: str | None
+    ) -> None:
+        import aiohttp
+
+        self._session = aiohttp.ClientSession()
+        try:
+            self._socket = await self._session.ws_connect(
+                server.url,
+                ssl=tls or True,
+                proxy=proxy,
+                timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_TIMEOUT_S),
+                max_msg_size=0,
+            )
+        except BaseException as error:
+            await self._session.close()
+            if isinstance(error, aiohttp.ClientSSLError):
+                raise ssl.SSLError(str(error)) from error
+            raise
+        self.is_writable = True
+        self._work = self._tasks.spawn("transfer", self._transfer())
+
+    async def _transfer(self) -> None:
+        reading, writing = self._tasks.spawn("read", self._read()), self._tasks.spawn("write", self._write())
+        try:
+            await asyncio.wait([reading, writing], return_when=asyncio.FIRST_COMPLETED)
+            await self._socket.close()
+        finally:
+            self.is_writable = False
+            reading.cancel()
+            writing.cancel()
+            await self._session.close()
+        if not self._is_closing:
+            self._owner.on_lost(reading.result() if reading.done() and not reading.cancelled() else None)
+
+    async def _read(self) -> BaseException | None:
+        import aiohttp
+
+        while (message := await self._socket.receive()).type is aiohttp.WSMsgType.BINARY:
+            self._owner.on_data(message.data)
+        return message.data if isinstance(message.data, Exception) else None
+
+    async def _write(self) -> None:
+        with contextlib.suppress(OSError):  # the connection is lost
+            while self._unsent or not self._is_closing:
+                if not self._unsent:
+                    self._news.clear()
+                    await self._news.wait()
+                data, self._unsent = b"".join(self._unsent), []
+                await self._socket.send_bytes(data)
+                self._unsent_bytes -= len(data)
+                if not self.is_writable and self._unsent_bytes < UNSENT_BYTES_MAX:
+                    self.is_writable = True
+                    self._owner.on_writable()
+
+    def write(self, data: bytes) -> None:
+        self._unsent.append(data)
+        self._unsent_bytes += len(data)
+        self.is_writable = self._unsent_bytes < UNSENT_BYTES_MAX
+        self._news.set()
+
+    def unsent_bytes(self) -> int:
+        return self._unsent_bytes
+
+    def abort(self) -> None:
+        self._is_closing = True
+        self.is_writable = False
+        if self._work is not None:
+            self._work.cancel()
+
+    async def close(self) -> None:
+        self._is_closing = True
+        self._news.set()
+        try:
+            if self._work is not None:
+                await asyncio.wait([self._work], timeout=CLOSE_TIMEOUT_S)
+        finally:
+            self.abort()

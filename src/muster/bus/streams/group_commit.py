@@ -165,7 +165,7 @@ class PublishCommitter:
             )
         item.alarm = loop.call_later(timeout_s, self._expired, item, timeout_s)
         express = None
-        if self._task is None and self._wire.is_connected and self._wire.is_ready:
+        if self._task is None and self._wire.is_connected:
             express = item, self._launch([(self._sender(item.parts), item.parts, (item,))])
         else:
             self._queue.append(item)
@@ -197,7 +197,6 @@ class PublishCommitter:
                 await self._again([] if self._settle(item, outcome) else [item])
             while self._queue:
                 await self._wire.connected()  # an abandoned publish must not be stored after a reconnection
-                await self._wire.ready()
                 await self._again(await self._round(*self._take_round()))
         except errors.MusterError as error:
             while self._queue:

@@ -373,7 +373,6 @@ class NatsStream(publisher.StreamPublisher):
                 done.set_exception(error)
 
         subject = f"{jetstream.PREFIX}.DIRECT.GET.{self._name}"
-        await self._wire.ready()
         reply, end = self._wire.expect((subject,), take, fail)
         try:
             self._wire.send(subject, question, reply)

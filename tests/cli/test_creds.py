@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import stat
 from pathlib import Path
@@ -63,6 +64,28 @@ def test_a_revocation_that_no_broker_confirms_is_stored_and_fails(muster, home):
     assert '"revoked"' in muster("creds", "show", "ann", "-o", "json", "--home", home).out
     notes = [note.read_text() for note in (folder.root / audit.FOLDER).glob("*.json")]
     assert ["in-doubt" in note for note in notes if '"revoke"' in note] == [True]
+
+
+def test_a_password_of_the_gateways_gives_no_more_than_the_identity_has(muster, home, monkeypatch):
+    def login(name: str, *options: str) -> driver.Answer:
+        monkeypatch.setattr("sys.stdin", io.StringIO("a long secret\n"))
+        return muster("gateway", "password", name, *options, "--home", home, "-o", "json")
+
+    assert muster("creds", "issue", "vic", "--role", "viewer", "--home", home).code == 0
+    assert json.loads(login("vic").out)["role"] == "viewer"
+    wider = login("vic", "--role", "user")
+    assert wider.code == errors.Conflict.exit_code
+    assert "cannot have the wider role user" in wider.err
+    assert muster("creds", "issue", "host", "--role", "agent", "--home", home).code == 0
+    assert json.loads(login("host").out)["role"] == "agent"
+    assert login("host", "--role", "user").code == errors.Conflict.exit_code
+    assert json.loads(login("new").out)["role"] == "user"
+    assert json.loads(login("new", "--role", "viewer").out)["role"] == "viewer"
+    assert json.loads(login("new").out)["role"] == "viewer", "a new password changes no role"
+    assert muster("creds", "revoke", "vic", "--home", home).code == 0
+    assert "revoked" in login("vic").err
+    listed = json.loads(muster("creds", "list", "-o", "json", "--home", home).out)
+    assert {"vic-user", "host-user", "new-viewer"}.isdisjoint(row["identity"] for row in listed)
 
 
 def test_an_interrupted_act_on_the_home_is_recorded_in_doubt(muster, home, monkeypatch):

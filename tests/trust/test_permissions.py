@@ -350,7 +350,7 @@ async def test_connection_events_reach_only_roles_with_leases(tmp_path, trust):
             async with connect("n1"):
                 pass
             event = json.loads((await to_manager.next_msg(5)).data)
-            assert "identity:n1" in event["client"]["tags"]
+            assert "role:notifier" in event["client"]["tags"]
             assert event["client"]["user"] == trust.show("n1").public_key
             # If the agent had received it, that message would have come first.
             await manager.publish("muster.manage.all.done", b"")

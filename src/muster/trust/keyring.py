@@ -481,7 +481,7 @@ class Keyring:
         bearer: bool = False,
         login: bool = False,
     ) -> str:
-        tags = (roles.tag(role), f"identity:{identity}", *rows.tags(topics, granted))
+        tags = (roles.tag(role), *rows.tags(topics, granted))
         if login:
             tags += (rows.LOGIN,)
         if topics is None and not bearer:

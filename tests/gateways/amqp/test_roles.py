@@ -217,7 +217,7 @@ async def serving(
         broker = await stack.enter_async_context(servers.server(folder, trust))
 
         async def dial(login: passwords.PasswordLogin) -> api.Bus:
-            creds = await asyncio.to_thread(identities.credentials, trust, login.name, login.role)
+            creds = await asyncio.to_thread(identities.login_credentials, trust, login.name, login.role)
             return await client.connect([broker.url], creds=creds)
 
         bus = await stack.enter_async_context(
@@ -272,6 +272,19 @@ async def test_each_role_may_do_what_the_table_allows(
             if differs := {name: got for name, got in actual.items() if expected.get(name) != got}:
                 wrong[identity] = differs
     assert wrong == {}
+
+
+async def test_a_login_that_is_narrowed_to_a_viewer_cannot_connect_as_a_viewer_cannot(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(passwords, "_SCRYPT_LOG_N", 8)
+    trust = keyring.Keyring.create(tmp_path / "keys", "north")
+    for name, role in (("ann", roles.Role.USER), ("boss", roles.Role.OPERATOR), ("vic", roles.Role.VIEWER)):
+        trust.issue(name, role)
+        trust.passwords().set(name, roles.Role.VIEWER, PASSWORD)
+    async with serving(trust, tmp_path) as (_, port, temporary):
+        for identity in ("ann", "boss", "vic"):
+            assert await asyncio.to_thread(outcomes, port, identity, temporary) == {"connect": REFUSED}
 
 
 async def test_a_revoked_login_is_cut_off_and_refused(

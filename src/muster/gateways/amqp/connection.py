@@ -35,7 +35,6 @@ from muster.message import errors as message_errors
 from muster.message.amqp_format import fast_path
 from muster.message.client import api, topic_listeners
 from muster.trust.login import passwords
-from muster.trust.permissions import roles
 
 if TYPE_CHECKING:
     from muster.gateways.amqp import gateway as amqp_gateway
@@ -142,11 +141,6 @@ class AmqpConnection(asyncio.Protocol):
     @property
     def login(self) -> passwords.PasswordLogin | None:
         return self._sasl.login
-
-    def may(self, action: str, what: str) -> bool:
-        """What the identity may do, and the login too: as a viewer it can only look."""
-        looks = self.login is None or self.login.role is not roles.Role.VIEWER or action == "browse"
-        return looks and self.gateway.may(self.jms.bus.identity, action, what)
 
     def revoke_login(self) -> None:
         """The login is no longer valid: report it to the client once, and close."""

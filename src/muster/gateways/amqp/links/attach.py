@@ -162,16 +162,16 @@ class LinkFactory:
 
     def check_may_send(self, destination: destinations.Destination) -> None:
         """Check on attach, not on the first message: the broker would drop it silently."""
-        identity, may = self._connection.jms.bus.identity, self._connection.may
-        if destination.is_queue and not may("send", destination.name):
+        identity, may = self._connection.jms.bus.identity, self._connection.gateway.may
+        if destination.is_queue and not may(identity, "send", destination.name):
             raise errors.Forbidden(f"{identity} may not send to the queue {destination.name!r}")
-        if not destination.is_queue and not may("pub", destination.subject):
+        if not destination.is_queue and not may(identity, "pub", destination.subject):
             raise errors.Forbidden(f"{identity} may not publish on {destination.name!r}")
 
     def _check_may_browse(self, queue: destinations.Destination) -> None:
         """Check on attach: later, only the connection could report the error."""
         identity = self._connection.jms.bus.identity
-        if not queue.is_temporary and not self._connection.may("browse", queue.name):
+        if not queue.is_temporary and not self._connection.gateway.may(identity, "browse", queue.name):
             raise errors.Forbidden(f"{identity} may not browse the queue {queue.name!r}")
 
     async def _attach_producer(self, link: Any) -> None:
@@ -274,11 +274,11 @@ class LinkFactory:
     async def _attach_unsubscribe(self, link: Any, name: str, *, without_client_id: bool) -> None:
         rows = (await self._connection.jms.request(protocol.ListSubscriptions())).subscriptions
         client_id = None if without_client_id else self._connection.jms.client_id
-        identity, may = self._connection.jms.bus.identity, self._connection.may
+        identity, may = self._connection.jms.bus.identity, self._connection.gateway.may
         for row in rows:
             owned = row.identity == identity
             if (row.subscription, row.client_id) == (name, client_id) and (owned or without_client_id):
-                if not owned and not may("subscriptions", "end"):
+                if not owned and not may(identity, "subscriptions", "end"):
                     raise errors.Forbidden(f"the durable subscription {name!r} belongs to another identity")
                 link.source.type = proton.Terminus.SOURCE
                 link.source.address = row.topic

@@ -66,7 +66,9 @@ def test_a_revocation_that_no_broker_confirms_is_stored_and_fails(muster, home):
     assert ["in-doubt" in note for note in notes if '"revoke"' in note] == [True]
 
 
-def test_a_password_of_the_gateways_gives_no_more_than_the_identity_has(muster, home, monkeypatch):
+def test_a_password_of_the_gateways_gives_no_more_than_the_identity_has(
+    muster: driver.InProcess, home: Path, monkeypatch: pytest.MonkeyPatch
+):
     def login(name: str, *options: str) -> driver.Answer:
         monkeypatch.setattr("sys.stdin", io.StringIO("a long secret\n"))
         return muster("gateway", "password", name, *options, "--home", home, "-o", "json")

@@ -30,6 +30,7 @@ from muster.manage.adapters import base, plugins
 from muster.manage.agent import agent as agent_
 from muster.message import destinations, listings
 from muster.notify import models
+from muster.supervision import tasks
 
 if TYPE_CHECKING:
     from muster.client import monitor
@@ -365,6 +366,9 @@ class AsyncMuster:
     async def close(self) -> None:
         """Stop all handlers and close the connection."""
         self.stop()
+        await tasks.finish(self._close())
+
+    async def _close(self) -> None:
         for task in (*self._starting, *self._serving):
             task.cancel()
         await asyncio.gather(*self._starting, *self._serving, return_exceptions=True)

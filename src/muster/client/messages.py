@@ -18,6 +18,7 @@ from muster.bus import api
 from muster.core import errors, topics
 from muster.predicates.backends import python
 from muster.predicates.syntax import parser
+from muster.supervision import tasks
 
 T = TypeVar("T")
 #: The content of a message: text is sent as UTF-8, a mapping or a list as JSON.
@@ -177,6 +178,9 @@ class AsyncSubscription:
 
     async def close(self) -> None:
         self._ended = self._ended or errors.NotConnected(f"the subscription to {self.topic} is closed")
+        await tasks.finish(self._close())
+
+    async def _close(self) -> None:
         for task in self._pumps:
             task.cancel()
         await asyncio.gather(*self._pumps, return_exceptions=True)

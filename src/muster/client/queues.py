@@ -11,6 +11,7 @@ from muster.core import errors
 from muster.message import destinations, listings, protocol, values
 from muster.message import messages as jms
 from muster.message.client import api, producers
+from muster.supervision import tasks
 
 Connect = Callable[[], Awaitable[api.Connection]]
 
@@ -49,11 +50,15 @@ class AsyncQueue:
 
     async def receive(self, *, where: str | None = None, timeout_s: float | None = None) -> jms.JmsMessage:
         """Remove the next message that matches the selector ``where``; `errors.TimedOut` without one."""
-        async with (
-            (await self._connect()).session() as session,
-            await session.consumer(self._queue, where, prefetch=1) as consumer,
-        ):
-            message = await consumer.receive(timeout_s)
+        connection = await self._connect()
+        session = connection.session()
+        try:
+            message = await (await session.consumer(self._queue, where, prefetch=0)).receive(timeout_s)
+        except BaseException:
+            await tasks.finish(session.close())
+            raise
+        # The message is removed. A caller that is cancelled while something is awaited here would lose it.
+        connection.spawn(session.close())
         if message is None:
             raise errors.TimedOut(f"no message in the queue {self.name} in {timeout_s or 0:g} s")
         return message
@@ -83,6 +88,7 @@ class AsyncQueue:
     async def depth(self) -> int:
         """The number of waiting messages; 0 if there is no such queue."""
         connection = await self._connect()
+        await connection.outbox.wait_idle()  # messages that were received are removed first
         listed = (await connection.request(protocol.ListQueues())).queues
         return next((row.depth for row in listed if row.queue == self.name), 0)
 

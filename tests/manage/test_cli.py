@@ -201,7 +201,8 @@ def test_a_users_day(shell: Shell, tmp_path: Path) -> None:
         shell.until(lambda: shell.state("db") == "up" and shell.pid("db") != before)
         received: set[str] = set()
         while "up" not in received:  # it may not have listened yet
-            os.kill(shell.pid("db"), signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # the pid may be that of the previous run
+                os.kill(shell.pid("db"), signal.SIGKILL)
             shell.until(lambda: shell.state("db") == "up")
             while select.select([watching.stdout], [], [], 0.2)[0]:
                 received.add(json.loads(watching.stdout.readline())["state"])
@@ -341,8 +342,16 @@ def test_a_machine_joins_with_a_token_and_hosts(shell: Shell, tmp_path: Path) ->
         assert rows(shell("get", "far"))[0]["agent"] == "host-b"
         again = driver.quick("agent", "--join", token, "--folder", tmp_path / "other", home=tmp_path)
         assert again.code != 0, "a token is for one use"
-        shell("delete", "far", "--wait", "60s")
-        shell("agent", "forget", "host-b")
+        shell("apply", "-f", manifest, "--wait", "60s")
+        refused = driver.quick("agent", "forget", "host-b", home=shell.home)
+        assert "host-b" in refused.err
+        assert "is live" in refused.err
+        assert rows(shell("agent", "orphans")) == []
+        shell("agent", "forget", "host-b", "--force")
+        shell.until(lambda: "far" not in {row["name"] for row in rows(shell("get"))})
+        # Its credentials end when nothing is left on it.
+        shell.until(lambda: shell("creds", "show", "host-b")["status"] == "revoked")
+        shell.until(lambda: "host-b" not in {row["name"] for row in rows(shell("get", "--agents"))})
     finally:
         agent.terminate()
         agent.wait(timeout=WAIT_S)

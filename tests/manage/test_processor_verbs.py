@@ -183,8 +183,31 @@ def test_with_a_machine_that_is_forgotten_its_resources_go():
     with pytest.raises(errors.NotFound, match="no agent 'b'"):
         core.forget("b")
     core.accept(core.forget("a"))
-    assert (set(core.resources), set(core.owners), core.agents) == ({"db", "alone"}, {"db"}, {})
+    assert (set(core.resources), set(core.owners)) == ({"db", "alone"}, {"db"})
+    assert core.agents == {"a": records.AgentRecord(cordoned=True, forgotten=True)}
     core.check_invariants()
+    core.accept(core.remove_agent("a"))
+    assert core.agents == {}
+    assert not core.remove_agent("a")
+
+
+def test_the_resources_of_a_live_machine_that_is_forgotten_are_deleted_by_their_managers():
+    core = two()
+    core.accept(records.RegistryChanges(agents={"a": records.AgentRecord()}))
+    with pytest.raises(errors.Conflict, match="not forgotten"):
+        core.remove_agent("a")
+    core.accept(core.forget("a", "ann", is_live=True))
+    assert {name for name, resource in core.resources.items() if resource.deleting} == {"web"}
+    assert core.resources["web"].by == "ann"
+    assert not core.forget("a", "bob", is_live=True).resources, "they are being deleted already"
+
+
+def test_a_forgotten_machine_returns_to_service_with_an_undrain():
+    core = two()
+    core.accept(records.RegistryChanges(agents={"a": records.AgentRecord()}))
+    core.accept(core.forget("a"))
+    core.accept(core.set_desired("a", protocol.DesiredState.UP, "ann"))
+    assert core.agents == {"a": records.AgentRecord()}
 
 
 # Checkpoints

@@ -322,7 +322,7 @@ class Registries(stateful.RuleBasedStateMachine):
         except errors.NotFound:
             assert agent not in self.model.agents
             return
-        del after.agents[agent]
+        after.agents[agent] = True  # drained
         after.resources = {
             name: resource for name, resource in after.resources.items() if resource["agent"] != agent
         }

@@ -564,7 +564,7 @@ async def _revocation(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     """A machine that enrolled again with another key: the brokers do not have the revocation yet."""
     published = asyncio.Event()
     monkeypatch.setattr(identities, "publish_accounts", lambda *_, **__: published.wait())
-    enrolled = types.SimpleNamespace(name="host-a", jwt="jwt", replaced=True)
+    enrolled = types.SimpleNamespace(name="host-a", jwt="jwt", replaced=True, joining="")
     running = types.SimpleNamespace(servers=(), ca="")
     part = management.ManagementComponent(manage_settings.ManageSettings())
     part._enrolment = types.SimpleNamespace(enrol=mock.AsyncMock(return_value=enrolled))  # type: ignore[assignment]
@@ -574,11 +574,13 @@ async def _revocation(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     )
     try:
         await part._enrol(types.SimpleNamespace(identity="enrol-1"), "key")  # type: ignore[arg-type]
+        part._watch_forgotten()
         yield
         published.set()
         await eventually(lambda: not supervisor.loops, what="the revocation is published")
     finally:
         await supervisor.close()
+        await part._tasks.close()
 
 
 @contextlib.asynccontextmanager

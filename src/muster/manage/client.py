@@ -243,8 +243,23 @@ class ManageClient:
     async def undrain(self, name: str, kind: protocol.DrainKind | None = None) -> rows.DrainResult:
         return await self._request(rows.DrainResult, "undrain", name=name, target=kind)
 
-    async def forget(self, agent: str) -> rows.ForgetResult:
-        return await self._request(rows.ForgetResult, "forget", agent=agent)
+    async def forget(self, agent: str, *, force: bool = False, is_revoked: bool = False) -> rows.ForgetResult:
+        """Remove the resources of an agent that will not return, without contacting it.
+
+        `errors.Conflict` if it is live, unless ``force``: then it deletes them. One that returns deletes what
+        it still hosts, and its credentials end. ``is_revoked``: they have ended.
+        """
+        return await self._request(
+            rows.ForgetResult, "forget", agent=agent, force=force, is_revoked=is_revoked
+        )
+
+    async def forgotten(self) -> list[rows.ForgottenAgent]:
+        """Forgotten agents whose credentials have not ended."""
+        return await self._read(list[rows.ForgottenAgent], "forgotten")
+
+    async def orphans(self) -> list[rows.OrphanRow]:
+        """Resources on machines where they do not belong."""
+        return [row async for row in self._pages(rows.OrphanRow, "orphans")]
 
     async def summary(self) -> rows.FleetSummary:
         """Number of resources in each state, group, type and manager."""

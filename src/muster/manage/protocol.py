@@ -48,6 +48,7 @@ CHANGED = "changed"  # the event for a changed state
 SECRET = "secret"  # the verb of an agent that requests a secret
 RENEW, HELLO = "renew", "hello"
 HELLO_S = 30.0  # interval at which agents announce themselves
+INVENTORY_PAGE = 2_000  # resources in one announcement
 
 DrainKind = Literal["resource", "agent"]
 Values = dict[str, Any]
@@ -123,6 +124,8 @@ class OperationResult(messages.WireMessage, frozen=True, kw_only=True, tag="answ
 
 
 class ClaimRequest(messages.WireMessage, frozen=True, kw_only=True, tag="claim/1"):
+    """Without resources: the agent hosts something that the manager does not know, and announces itself."""
+
     manager: messages.Name
     resources: dict[str, int]  # name: epoch
 
@@ -169,8 +172,22 @@ class ResourceEvent(
     details: messages.Labels = msgspec.field(default_factory=dict)
 
 
+class ReportedResource(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """A resource in the inventory of an agent. ``generation``: of its last run; ``pid``: 0 if it has none."""
+
+    name: messages.Name
+    epoch: messages.Count
+    state: health.HealthState = health.HealthState.DOWN
+    generation: messages.Count = 0
+    pid: messages.Count = 0
+
+
 class AgentHello(messages.WireMessage, frozen=True, kw_only=True, tag="agent-hello/1", omit_defaults=True):
-    """``boot`` grows with each start; ``machine`` is constant and differs on a reinstalled machine."""
+    """``boot`` grows with each start; ``machine`` is constant and differs on a reinstalled machine.
+
+    ``hosted``: a page of the resources that exist on the machine, in the order of their names: those after
+    ``after`` and up to ``until``; empty means from the first and to the last. None: not reported.
+    """
 
     boot: messages.Count
     machine: messages.Text = ""
@@ -178,7 +195,17 @@ class AgentHello(messages.WireMessage, frozen=True, kw_only=True, tag="agent-hel
     labels: messages.Labels = msgspec.field(default_factory=dict)
     facts: Values = msgspec.field(default_factory=dict)
     types: tuple[str, ...] = ()
-    resources: tuple[str, ...] = ()
+    hosted: tuple[ReportedResource, ...] | None = None
+    after: messages.Text = ""
+    until: messages.Text = ""
+
+
+class HelloResult(msgspec.Struct, frozen=True, kw_only=True):
+    """``orphans``: reported resources that do not belong on this agent. It deletes them, unless it has
+    accepted a higher epoch than the one given here.
+    """
+
+    orphans: dict[str, int] = {}
 
 
 class ResourceSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

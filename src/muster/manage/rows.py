@@ -74,18 +74,42 @@ class AgentRow(msgspec.Struct, frozen=True, kw_only=True):
     """An agent. ``cordoned``: it is drained and accepts no resources. ``state``: unknown if the state of all
     its resources is unknown, because it does not respond; down if they are down because it is silent while
     others of its zone are not; otherwise up. Without resources: up if it has announced itself within the last
-    75 s, otherwise down; unknown while the registry is active for a shorter time.
+    75 s, otherwise down; unknown while the registry is active for a shorter time. Forgotten: it has not
+    reported yet that nothing is left on its machine. ``orphans``: number of resources on the machine that do
+    not belong there.
     """
 
     name: str
     state: str = ""
     resources: int = 0
+    orphans: int = 0
     zone: str = "default"
     labels: dict[str, str] = {}
     facts: dict[str, Any] = {}
     types: list[str] = []
     machine: str = ""
     cordoned: bool = False
+
+
+class OrphanRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A resource on an agent's machine that does not belong there. ``is_deleted``: the agent is told to
+    delete it; otherwise it has to be applied, or applied and deleted."""
+
+    name: str
+    agent: str
+    state: str
+    pid: int | None = None
+    reason: str = ""
+    epoch: int = 0
+    generation: int = 0
+    is_deleted: bool = True
+
+
+class ForgottenAgent(msgspec.Struct, frozen=True, kw_only=True):
+    """An agent that was forgotten. ``is_empty``: it has reported that it hosts nothing."""
+
+    name: str
+    is_empty: bool = False
 
 
 class ManagerRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +153,7 @@ class DrainResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ForgetResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The removed agent, the number of its resources, and their first names."""
+    """The forgotten agent, the number of its resources, and their first names."""
 
     forgotten: str
     count: int

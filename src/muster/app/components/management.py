@@ -7,7 +7,7 @@ creates and redeems enrolment tokens, and kills processes on request (for drills
 from __future__ import annotations
 
 import asyncio
-import functools
+import contextlib
 import os
 import pathlib
 import signal
@@ -24,8 +24,8 @@ from muster.app.supervisor import fork_server, module_process, worker
 from muster.bus.http import health as http_health
 from muster.bus.rpc import server
 from muster.core import errors, health
-from muster.manage import protocol, settings
-from muster.supervision import children, os_process
+from muster.manage import client, protocol, settings
+from muster.supervision import children, os_process, tasks
 from muster.trust.permissions import roles
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 KIND = bootstrap_client.KIND
 ENROL = f"{KIND}.enrol"
+FORGOTTEN_LOOK_S = 5.0
 
 _ROLES = {
     "registry": roles.Role.REGISTRY,
@@ -53,6 +54,8 @@ class ManagementComponent:
         self._unready: set[str] = set()
         self._fork_server: fork_server.ForkServer | None = None
         self._server: server.RpcServer | None = None
+        self._tasks = tasks.TaskSupervisor("management")
+        self._readmitted: set[str] = set()  # machines whose new enrolment the registry does not know yet
         self._enrolment: enrolment.EnrolmentService
 
     async def start(self, context: context_.ComponentContext) -> None:
@@ -79,8 +82,11 @@ class ManagementComponent:
             serving=lambda: signs,
         )
         await self._server.start()
+        if signs:
+            self._watch_forgotten()
 
     async def stop(self) -> None:
+        await self._tasks.close()
         if self._server is not None:
             await self._server.close()
         await asyncio.gather(*(child.stop() for child in self._children.values()))
@@ -223,17 +229,50 @@ class ManagementComponent:
         except errors.Unavailable:  # a machine that waits for approval repeats its request
             call.audited = False
             raise
+        if admitted.replaced:
+            # Repeated until the brokers have it: they accept the previous key until then.
+            self._context.tasks.loop("revocation", self._publish_revocations)
+            self._readmitted.add(admitted.name)
+        return admitted
+
+    async def _publish_revocations(self) -> None:
         running = await asyncio.to_thread(self._context.folder.running)
-        if running is not None and admitted.replaced:
+        if running is not None:
             tls = None
             if running.ca:
                 tls = await asyncio.to_thread(certificates.client_tls, self._context.settings)
-            # Repeated until the brokers have it: they accept the previous key until then.
-            publish = functools.partial(
-                identities.publish_accounts, self._context.trust, running.servers, tls=tls
-            )
-            self._context.tasks.loop("revocation", publish)
-        return admitted
+            await identities.publish_accounts(self._context.trust, running.servers, tls=tls)
+
+    # Forgotten agents
+
+    def _watch_forgotten(self) -> None:
+        self._tasks.loop("forgotten agents", self._revoke_forever)
+
+    async def _revoke_forever(self) -> None:
+        while True:
+            await asyncio.sleep(FORGOTTEN_LOOK_S)
+            with contextlib.suppress(errors.Unavailable):
+                await self._revoke_forgotten()
+
+    async def _revoke_forgotten(self) -> None:
+        """End the credentials of forgotten agents that have deleted what they hosted. Until then they need
+        them, because only a connected agent can be told to delete something."""
+        trust, fleet = self._context.trust, client.ManageClient(self._context.bus)
+        readmitted, forgotten = set(self._readmitted), await fleet.forgotten()
+        for agent in forgotten:
+            if agent.name in self._readmitted:  # the machine enrolled again
+                await fleet.undrain(agent.name)
+                continue
+            try:
+                known = await asyncio.to_thread(trust.show, agent.name)
+            except errors.NotFound:  # its key was issued elsewhere
+                continue
+            if agent.is_empty or known.status == "revoked":
+                if agent.name != self._settings.agent_name:  # our own agent returns as a new one
+                    await asyncio.to_thread(trust.revoke, agent.name)
+                    await self._publish_revocations()
+                await fleet.forget(agent.name, is_revoked=True)
+        self._readmitted -= readmitted
 
 
 def _names(manage_settings: settings.ManageSettings) -> list[str]:

@@ -50,6 +50,8 @@ OPEN_FILES = 4096
 ANSWER_S = 1.0
 SHOWN_MAX = 8
 LOOKED_AT_MAX = 200
+REGISTRY_S = 5.0
+NAMED_MAX = 5
 REPORTS_S = 60.0  # of reports, to know their rate
 
 
@@ -426,6 +428,30 @@ async def resources(target: DoctorTarget) -> CheckOutcome:
     )
 
 
+async def agents(target: DoctorTarget) -> CheckOutcome:
+    """Whether something runs on machines where it does not belong."""
+    if target.running is None or not target.settings.manage.enabled:
+        return OK, "no registry runs here", ""
+    async with await _connect(await asyncio.to_thread(_local_route, target)) as bus:
+        fleet = manage_client.ManageClient(bus, timeout_s=REGISTRY_S)
+        orphans, forgotten = await fleet.orphans(), await fleet.forgotten()
+    if orphans:
+        shown = ", ".join(f"{row.name} on {row.agent} ({row.reason})" for row in orphans[:NAMED_MAX])
+        return (
+            WARNING,
+            f"{len(orphans)} resources do not belong where they are: {shown}",
+            "`muster agent orphans`",
+        )
+    if forgotten:
+        names = ", ".join(agent.name for agent in forgotten[:NAMED_MAX])
+        return (
+            WARNING,
+            f"forgotten, but not known to run nothing: {names}",
+            "if they will not return, run `muster creds revoke NAME` for each",
+        )
+    return OK, "everything is where it belongs", ""
+
+
 MACHINE: tuple[Check, ...] = (python, broker_program, extras, java, clock, disk, open_files)
 CHECKS: tuple[Check, ...] = (
     *MACHINE,
@@ -440,6 +466,7 @@ CHECKS: tuple[Check, ...] = (
     queues,
     resources,
     rules,
+    agents,
 )
 
 

@@ -334,11 +334,36 @@ def waiting(invocation: command.Invocation, to: connection.ConnectionOptions) ->
     )
 
 
-@agent.command(examples=[("muster agent forget host-b", "for a machine that will not return")])
+@agent.command(
+    examples=[
+        ("muster agent forget host-b", "for a machine that will not return"),
+        ("muster agent forget host-b --force", "also if it is live: its resources are deleted first"),
+    ]
+)
 @click.argument("name", shell_complete=live_names.AGENTS)
+@click.option("--force", is_flag=True, help="Also if the agent is live: delete its resources.")
 @connection.options
 @command.pass_invocation
-def forget(invocation: command.Invocation, name: str, to: connection.ConnectionOptions) -> None:
-    """Remove a lost agent and its resources without contacting it."""
-    done = registry_calls.call_registry(invocation, to, lambda fleet: fleet.forget(name))
-    invocation.printer.done(done, f"{name} was removed, with {units.format_count(done.count, 'resource')}")
+def forget(invocation: command.Invocation, name: str, force: bool, to: connection.ConnectionOptions) -> None:
+    """Remove a lost agent and its resources without contacting it.
+
+    If the machine returns, its agent deletes what it still runs, and then its credentials end. If it is lost
+    for good, `muster creds revoke NAME` ends them at once; an agent without credentials cannot be reached.
+    """
+    done = registry_calls.call_registry(invocation, to, lambda fleet: fleet.forget(name, force=force))
+    invocation.printer.done(done, f"{name} was forgotten, with {units.format_count(done.count, 'resource')}")
+
+
+@agent.command(examples=[("muster agent orphans", "what runs where it does not belong")])
+@connection.options
+@command.pass_invocation
+def orphans(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
+    """List resources that exist on machines where they do not belong.
+
+    They were deleted or moved while their agent could not be reached. Each agent deletes its own as soon as
+    it is connected. Not deleted are those that were created after the backup from which a registry was
+    restored: apply them again, or apply and delete them.
+    """
+    listed = registry_calls.call_registry(invocation, to, lambda fleet: fleet.orphans())
+    columns = ("name", "agent", "state", "pid?", "is_deleted", "reason")
+    invocation.printer.rows(listed, columns, of="resource", empty="no orphans")

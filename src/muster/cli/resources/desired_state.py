@@ -94,7 +94,7 @@ def diff(invocation: command.Invocation, path: Path, to: connection.ConnectionOp
 @click.option(
     "--force",
     is_flag=True,
-    help="For lost machines: delete without contacting the agents. Processes that still run there continue.",
+    help="For lost machines: delete without contacting the agents. A machine that returns deletes them then.",
 )
 @connection.options
 @command.pass_invocation

@@ -49,7 +49,7 @@ def get(
     """List resources and their states."""
     if agents:
         listed = registry_calls.call_registry(invocation, to, lambda fleet: fleet.agents())
-        columns = ("name", "state", "zone", "resources", "cordoned", "labels?")
+        columns = ("name", "state", "zone", "resources", "orphans", "cordoned", "labels?")
         invocation.printer.rows(listed, columns, of="agent", empty="no agents")
     elif managers:
         leases = registry_calls.call_registry(invocation, to, lambda fleet: fleet.managers())

@@ -3,6 +3,10 @@
 It accepts managers by their epochs, sends heartbeats to the manager of each resource, records operations, and
 stores this state on disk (`resource_host`). A resource without a manager continues to run. Events of each
 adapter are rate-limited.
+
+It announces itself to the registry with an inventory of what it hosts. The registry names those resources
+that do not belong there, because they were deleted or moved while the agent was cut off; the agent deletes
+them.
 """
 
 from __future__ import annotations
@@ -91,6 +95,9 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
         self._subscriptions: list[Closable] = []
         self._changed: dict[str, float] = {}  # resources whose state is repeated, until when
         self._has_changed = asyncio.Event()
+        self._announce_now = asyncio.Event()
+        self._was_cut_off = False
+        self._orphans: set[str] = set()  # that are being deleted
         self.dropped_events = 0
 
     # Lifecycle
@@ -124,6 +131,23 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
 
     async def _announce_forever(self) -> None:
         while True:
+            self._announce_now.clear()
+            wait_s = protocol.HELLO_S
+            try:
+                await self._announce()
+            except errors.MusterError:
+                wait_s = min(1.0, self._beat_s)  # no registry is active, or it is overloaded: repeat soon
+            # Not all agents of a fleet at the same time, even if they started or reconnected together.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s * (0.75 + random.random() / 2)):
+                    await self._announce_now.wait()
+
+    async def _announce(self) -> None:
+        """Report what this agent is and hosts, in pages; delete what the registry does not expect here."""
+        existing, after = sorted(self._existing()), ""
+        for first in range(0, max(1, len(existing)), protocol.INVENTORY_PAGE):
+            names = existing[first : first + protocol.INVENTORY_PAGE]
+            is_last = first + len(names) >= len(existing)
             hello = protocol.AgentHello(
                 boot=self._boot,
                 machine=self._machine,
@@ -131,18 +155,38 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
                 labels=self._labels,
                 facts=collect_facts(),
                 types=self._types,
-                resources=tuple(self.hosted)[:2_000],
+                hosted=tuple(map(_reported, map(self.hosted.__getitem__, names))),
+                after=after,
+                until="" if is_last else names[-1],
             )
-            wait_s = protocol.HELLO_S
-            try:
-                answer = await client.exchange_once(
-                    self._bus, protocol.hello(self.name), messages.encode(hello), timeout_s=HELLO_TIMEOUT_S
-                )
-                client.result_of(answer.data)
-            except errors.MusterError:
-                wait_s = min(1.0, self._beat_s)  # no registry is active, or it is overloaded: repeat soon
-            # Not all agents of a fleet at the same time, even if they started or reconnected together.
-            await asyncio.sleep(wait_s * (0.75 + random.random() / 2))
+            answer = await client.exchange_once(
+                self._bus, protocol.hello(self.name), messages.encode(hello), timeout_s=HELLO_TIMEOUT_S
+            )
+            result = msgspec.convert(client.result_of(answer.data), protocol.HelloResult)
+            for name in result.orphans.keys() & set(names) - self._orphans:
+                self._orphans.add(name)
+                self._tasks.spawn("orphan", self._delete_orphan(name, result.orphans[name]))
+            after = hello.until
+
+    def _existing(self) -> list[str]:
+        return [name for name, hosted in self.hosted.items() if hosted.record.config is not None]
+
+    async def _delete_orphan(self, name: str, epoch: int) -> None:
+        """Delete a resource that belongs elsewhere, or nowhere, unless it was assigned again meanwhile."""
+        try:
+            self._sequence += 1
+            operation = protocol.Operation(
+                id=f"orphan-{self._boot:x}-{self._sequence}",
+                verb=protocol.Verb.DELETE,
+                resource=name,
+                epoch=epoch,
+            )
+            answer = await self.execute(operation)
+            events.warning("orphan", resource=name, outcome=answer.outcome.value, reason=answer.reason)
+            if answer.outcome is messages.DecisionOutcome.DONE:
+                self._announce_now.set()
+        finally:
+            self._orphans.discard(name)
 
     async def _heartbeat_forever(self) -> None:
         # Spread the heartbeats of agents that started together over the period.
@@ -173,7 +217,11 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
 
     async def send_heartbeats(self, only: Collection[str] | None = None) -> None:
         if self._bus.state is not api.ConnectionState.CONNECTED:
+            self._was_cut_off = True
             return  # it would be sent after a reconnection, with all the others that were late
+        if self._was_cut_off:  # what it hosts may belong elsewhere now
+            self._was_cut_off = False
+            self._announce_now.set()
         by_manager: dict[str, list[protocol.ResourceHeartbeat]] = {}
         for name in self.hosted if only is None else self.hosted.keys() & set(only):
             record, seen = self.hosted[name].record, self.hosted[name].observed
@@ -261,6 +309,8 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
         except errors.MusterError as error:
             events.warning("bad-claim", error=error)
             return
+        if not claim.resources:
+            self._announce_now.set()
         superseded: dict[str, int] = {}
         claimed = []
         for name, epoch in claim.resources.items():
@@ -302,6 +352,8 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
         answer = await self.execute(operation)
         if operation.verb in resource_host.CHANGING:  # its manager waits for it to stay up
             self._repeat_state(operation.resource)
+        if operation.verb is protocol.Verb.DELETE and not self._existing():
+            self._announce_now.set()  # it may have been forgotten
         if message.reply is not None:
             with contextlib.suppress(errors.Unavailable):
                 await message.respond(messages.encode(answer))
@@ -328,6 +380,17 @@ def collect_facts() -> dict[str, Any]:
         "architecture": platform.machine(),
         "python": platform.python_version(),
     }
+
+
+def _reported(hosted: resource_host.HostedResource) -> protocol.ReportedResource:
+    pid = hosted.observed.properties.get("pid")
+    return protocol.ReportedResource(
+        hosted.record.name,
+        hosted.record.epoch,
+        hosted.observed.state,
+        hosted.observed.ran or 0,
+        pid if isinstance(pid, int) else 0,
+    )
 
 
 def _exit_code(observed: protocol.ObservedState) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import asyncio
 import functools
 import heapq
 import pathlib
+import shutil
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -30,8 +31,11 @@ SYNCS_AT_ONCE = 8  # concurrent syncs share disk flushes
 RESUME_S = 30.0  # for one adapter to find its resource again
 RESUME_PATIENCE_S = 1.0  # before the next adapter begins as well
 OBSERVE_TRIES_MAX = 3  # per resource, while changes are reported; then the last report counts
+EMPTY_MAX = 256  # records of resources that do not exist any more; older ones become `ResourceHost._floor`
 NAMES_MAX = 1_000  # names of hosted resources in one reply
 EVENTS_A_SECOND = 10  # per resource; the next heartbeat reports later changes
+# Files beside the records; no resource has a name with a dot, and each has a folder of its name.
+BOOT, FLOOR = ".boot", ".floor"
 CHANGING = (
     *(protocol.Verb.PUT, protocol.Verb.CREATE, protocol.Verb.DELETE),
     *(protocol.Verb.RENAME, protocol.Verb.EXECUTE),
@@ -94,6 +98,10 @@ class ResourceHost(abc.ABC):
         self._adapters = adapters
         self.broker_access: Callable[[], Awaitable[base.BrokerAccess]] | None = None
         self._boot = int(time.time() * 1000)
+        self._empty: dict[str, None] = {}  # names of records without a resource, oldest first
+        # The highest epoch of dropped records. Epochs come from one counter: what is assigned later is above.
+        self._floor = 0
+        self._dropping = asyncio.Lock()
 
     @abc.abstractmethod
     def _on_state(self, hosted: HostedResource, observed: protocol.ObservedState) -> None:
@@ -112,7 +120,8 @@ class ResourceHost(abc.ABC):
         if self._folder is None:
             return
         self._boot = await asyncio.to_thread(_next_boot, self._folder, self._boot)
-        for record in operation_log.resolve_interrupted_rename(await asyncio.to_thread(_load, self._folder)):
+        self._floor, loaded = await asyncio.to_thread(_load, self._folder)
+        for record in sorted(operation_log.resolve_interrupted_rename(loaded), key=lambda each: each.epoch):
             self._get_or_create(record.name, record).resumed = record.config is None
         await self._resume_missing()
 
@@ -157,44 +166,54 @@ class ResourceHost(abc.ABC):
 
     async def execute(self, operation: protocol.Operation) -> protocol.OperationResult:
         """Execute an operation once."""
-        hosted = self._get_or_create(operation.resource)
-        async with hosted.lock:
+        answer = None
+        while answer is None:
+            hosted = self._get_or_create(operation.resource)
+            async with hosted.lock:
+                if self.hosted.get(operation.resource) is hosted:  # otherwise its record was dropped
+                    answer = await self._execute(hosted, operation)
+        await self._drop_records()
+        return answer
+
+    async def _execute(
+        self, hosted: HostedResource, operation: protocol.Operation
+    ) -> protocol.OperationResult:
+        try:
+            hosted.check(operation.epoch, operation.manager)
+        except errors.StaleEpoch as error:
+            events.warning("refused", resource=operation.resource, epoch=error.epoch, now=error.current)
+            return operation_log.failure_result(operation.id, error, error.current)
+        if operation.verb is protocol.Verb.OUTCOME:
+            return hosted.recorded_result(operation.id) or protocol.OperationResult(
+                id=operation.id,
+                outcome=messages.DecisionOutcome.REFUSED,
+                code="never-begun",
+                reason="this agent has no record of the operation",
+                epoch=hosted.record.epoch,
+            )
+        known = hosted.recorded_result(operation.id)
+        if known is not None:
+            return known
+        changing = operation.verb in CHANGING
+        if changing:
+            hosted.begin(operation.id)
             try:
-                hosted.check(operation.epoch, operation.manager)
-            except errors.StaleEpoch as error:
-                events.warning("refused", resource=operation.resource, epoch=error.epoch, now=error.current)
-                return operation_log.failure_result(operation.id, error, error.current)
-            if operation.verb is protocol.Verb.OUTCOME:
-                return hosted.recorded_result(operation.id) or protocol.OperationResult(
-                    id=operation.id,
-                    outcome=messages.DecisionOutcome.REFUSED,
-                    code="never-begun",
-                    reason="this agent has no record of the operation",
-                    epoch=hosted.record.epoch,
+                await self._save(hosted)
+            except OSError as error:
+                hosted.forget(operation.id)
+                reason = f"nothing was done: {self.name} cannot record the start: {error}"
+                refused = operation_log.failure_result(
+                    operation.id, errors.Unavailable(reason), hosted.record.epoch
                 )
-            known = hosted.recorded_result(operation.id)
-            if known is not None:
-                return known
-            changing = operation.verb in CHANGING
-            if changing:
-                hosted.begin(operation.id)
-                try:
-                    await self._save(hosted)
-                except OSError as error:
-                    hosted.forget(operation.id)
-                    reason = f"nothing was done: {self.name} cannot record the start: {error}"
-                    refused = operation_log.failure_result(
-                        operation.id, errors.Unavailable(reason), hosted.record.epoch
-                    )
-                    return msgspec.structs.replace(refused, code="not-stored")
-            answer = await self._run_operation(hosted, operation)
-            if changing:
-                hosted.end(answer)
-                try:
-                    await self._save(hosted)
-                except OSError as error:  # the outcome is known; after a crash it is in doubt
-                    events.error("outcome-not-stored", resource=operation.resource, error=error)
-            return answer
+                return msgspec.structs.replace(refused, code="not-stored")
+        answer = await self._run_operation(hosted, operation)
+        if changing:
+            hosted.end(answer)
+            try:
+                await self._save(hosted)
+            except OSError as error:  # the outcome is known; after a crash it is in doubt
+                events.error("outcome-not-stored", resource=operation.resource, error=error)
+        return answer
 
     async def _run_operation(
         self, hosted: HostedResource, operation: protocol.Operation
@@ -259,10 +278,14 @@ class ResourceHost(abc.ABC):
                 if hosted.adapter is not None and record.config is not None:
                     await hosted.adapter.delete()
                     await hosted.adapter.close()
+                if self._folder is not None and operation.manager:  # an orphan's data is kept
+                    await asyncio.to_thread(_remove, self._folder / record.name)
                 hosted.adapter, record.config, record.digest = None, None, ""
                 hosted.resumed = True
                 record.runtime.clear()
                 record.manager = ""  # no manager receives its heartbeats; its epoch remains
+                self._empty.pop(record.name, None)
+                self._empty[record.name] = None
             case protocol.Verb.EXECUTE:
                 return await self._require(hosted).execute(operation.operation, operation.arguments)
             case protocol.Verb.ENUMERATE:
@@ -301,6 +324,7 @@ class ResourceHost(abc.ABC):
             await self._save(renamed)  # first: after a crash, the new name owns what both claim
             await self._save(old)
             renamed.record.formerly = ""
+            self._empty[former] = None
         return {"renamed": True}
 
     async def _observe(self, hosted: HostedResource) -> None:
@@ -323,8 +347,10 @@ class ResourceHost(abc.ABC):
         hosted = self.hosted.get(name)
         if hosted is None:
             hosted = self.hosted[name] = HostedResource(
-                record or operation_log.OperationRecord(name=name), self._boot
+                record or operation_log.OperationRecord(name=name, epoch=self._floor), self._boot
             )
+            if hosted.record.config is None:
+                self._empty[name] = None
             hosted.context = base.AdapterContext(
                 name=name,
                 folder=self._folder / name if self._folder is not None else None,
@@ -341,6 +367,27 @@ class ResourceHost(abc.ABC):
     def _sibling(self, name: str) -> base.Adapter | None:
         hosted = self.hosted.get(name)
         return hosted.adapter if hosted is not None and hosted.record.config is not None else None
+
+    async def _drop_records(self) -> None:
+        """Drop the oldest records of resources that no longer exist, many at a time. The floor replaces their
+        epochs; a manager whose epoch it refuses gets a higher one from the registry.
+        """
+        if len(self._empty) <= EMPTY_MAX or self._dropping.locked():
+            return
+        async with self._dropping:
+            dropped: list[HostedResource] = []
+            for name in list(self._empty)[: EMPTY_MAX // 2]:
+                del self._empty[name]
+                hosted = self.hosted[name]
+                if hosted.record.config is None and not hosted.record.manager and not hosted.lock.locked():
+                    dropped.append(self.hosted.pop(name))
+            self._floor = max([self._floor, *(hosted.record.epoch for hosted in dropped)])
+            if self._folder is not None and dropped:
+                paths = [self._folder / f"{hosted.record.name}.json" for hosted in dropped]
+                try:
+                    await asyncio.to_thread(_drop, self._folder, self._floor, paths)
+                except OSError as error:  # they are loaded again after a restart
+                    events.warning("records-not-dropped", error=error)
 
     async def _save(self, hosted: HostedResource) -> None:
         if self._folder is not None:
@@ -373,7 +420,24 @@ def _move(old: pathlib.Path, new: pathlib.Path) -> None:
         old.rename(new)
 
 
-def _load(folder: pathlib.Path) -> list[operation_log.OperationRecord]:
+def _remove(folder: pathlib.Path) -> None:
+    """Remove an adapter's folder."""
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        events.warning("folder-not-removed", folder=folder, error=error)
+
+
+def _drop(folder: pathlib.Path, floor: int, paths: list[pathlib.Path]) -> None:
+    files.write(folder / FLOOR, str(floor).encode())
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def _load(folder: pathlib.Path) -> tuple[int, list[operation_log.OperationRecord]]:
+    """The floor and the records."""
     folder.mkdir(parents=True, exist_ok=True)
     records = []
     for path in sorted(folder.glob("*.json")):
@@ -381,12 +445,15 @@ def _load(folder: pathlib.Path) -> list[operation_log.OperationRecord]:
             records.append(msgspec.json.decode(path.read_bytes(), type=operation_log.OperationRecord))
         except (msgspec.MsgspecError, UnicodeDecodeError, OSError, RecursionError) as error:
             events.warning("unreadable-record", file=path.name, error=error)
-    return records
+    try:
+        return int((folder / FLOOR).read_text()), records
+    except (OSError, ValueError):
+        return 0, records
 
 
 def _next_boot(folder: pathlib.Path, now_ms: int) -> int:
     """A number above those of all previous starts, even if the clock was set back."""
-    path = folder / "boot"
+    path = folder / BOOT
     try:
         last = int(path.read_text())
     except (OSError, ValueError):

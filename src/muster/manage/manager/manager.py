@@ -31,6 +31,7 @@ CLAIMS_MAX = 250  # in one message: an agent stores each claim before it replies
 CLAIMS_AT_ONCE = 16  # messages; separate from operations, of which thousands may be queued
 CLAIM_TIMEOUT_S = 3.0
 RESTART_POLICY = backoff.BackoffPolicy(crashes_max=None, pause_s_max=0.5)  # renewals have to continue
+INVENTORY_S = 10.0  # between two requests to one agent
 OUTRANKED_S = 2.0  # between two reports of higher epochs; an agent may invent them
 
 
@@ -54,6 +55,8 @@ class Manager(lifecycle.ServiceContext):
         self._queue: set[str] = set()
         self._outranked: set[str] = set()
         self._report_outranked_at = 0.0
+        self._asked: set[str] = set()  # agents that were requested to announce what they host
+        self._asked_until = 0.0
         self._claiming = asyncio.Semaphore(CLAIMS_AT_ONCE)
         self._claiming_of = collections.defaultdict[str, asyncio.Semaphore](  # by agent: half of them
             lambda: asyncio.Semaphore(CLAIMS_AT_ONCE // 2)
@@ -226,10 +229,11 @@ class Manager(lifecycle.ServiceContext):
         now, now_ms = asyncio.get_running_loop().time(), self._now_ms()
         agent = subjects.sender_of(message.subject)
         self._zones.record(batch.zone, batch.period_s, now)
-        differs = False
+        differs = is_foreign = False
         for beat in batch.beats:
             resource = self.managed.get(beat.name)
             if resource is None or resource.assignment.spec.agent != agent:
+                is_foreign = True
                 continue
             runtime = resource.runtime
             if beat.epoch != resource.assignment.epoch:
@@ -259,6 +263,10 @@ class Manager(lifecycle.ServiceContext):
                 # A heartbeat has no details and may be outdated: ask the agent.
                 runtime.recheck = differs = True
                 self._queue.add(beat.name)
+        if is_foreign and self.may_act and agent not in self._asked:
+            self._asked.add(agent)  # it may host what belongs elsewhere: the registry decides
+            request = protocol.ClaimRequest(manager=self.name, resources={})
+            self._tasks.spawn("inventory", self._publish(protocol.claim(agent), messages.encode(request)))
         if differs:
             self._claim_soon()
         else:
@@ -379,6 +387,9 @@ class Manager(lifecycle.ServiceContext):
         now, now_ms = asyncio.get_running_loop().time(), self._now_ms()
         for zone, silent in self._zones.update(now).items():
             events.warning("zone-silent" if silent else "zone-heard", zone=zone, manager=self.name)
+        if now >= self._asked_until:
+            self._asked.clear()
+            self._asked_until = now + INVENTORY_S
         if self._outranked and now >= self._report_outranked_at:
             self._checkpoints.due |= self._outranked
             self._outranked.clear()

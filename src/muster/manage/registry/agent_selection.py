@@ -117,6 +117,11 @@ class _Agents:
         known = self._state.resources.get(entry.name)
         if entry.agent is not None:
             agent = self._state.agents.get(entry.agent)
+            if agent is not None and agent.forgotten:
+                raise errors.Conflict(
+                    f"{entry.name!r}: the agent {entry.agent!r} was forgotten",
+                    hint=f"muster drain {entry.agent} --undo returns it to service",
+                )
             if agent is not None and agent.types and entry.type not in agent.types:
                 raise errors.InvalidInput(f"{entry.agent!r} has no adapter of type {entry.type!r}")
             return entry.agent

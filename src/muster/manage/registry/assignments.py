@@ -53,6 +53,7 @@ class AssignmentProcessor:
         self.managers: dict[str, records.ManagerRecord] = {}
         self.renewed: set[str] = set()  # managers that renewed in this term, including expired ones
         self.epoch = 0  # the highest assigned epoch
+        self.lost_epochs = (0, 0)  # after the first and up to the second: assigned after a restored backup
         self.requests = executed_requests.ExecutedRequests()
         self._index = records.ResourceIndex()
         self._changes = assignment_changes.AssignmentChanges()
@@ -119,6 +120,11 @@ class AssignmentProcessor:
     def hosted(self, agent: str) -> Collection[str]:
         """The resources of an agent."""
         return self._index.hosted.get(agent, ())
+
+    def agent_of(self, name: str) -> str | None:
+        """The agent on which a resource belongs, also under the name from which it is being renamed."""
+        resource = self.resources.get(self._index.renamed.get(name, name))
+        return None if resource is None else resource.spec.agent
 
     def _touch(self, names: Iterable[str]) -> set[str]:
         managers = set()
@@ -381,7 +387,8 @@ class AssignmentProcessor:
                 )
         elif agent is not None:
             if agent.cordoned != drain:
-                changes.agents[name] = msgspec.structs.replace(agent, cordoned=drain)
+                forgotten = agent.forgotten and drain
+                changes.agents[name] = msgspec.structs.replace(agent, cordoned=drain, forgotten=forgotten)
         else:
             raise errors.NotFound(f"no {kind or 'resource or agent'} {name!r}")
         return changes
@@ -463,14 +470,29 @@ class AssignmentProcessor:
                 )
         return changes
 
-    def forget(self, agent: str) -> records.RegistryChanges:
-        """Remove an agent that will not return, and its resources, without contacting it."""
-        if agent not in self.agents:
+    def forget(self, agent: str, by: str = "", *, is_live: bool = False) -> records.RegistryChanges:
+        """Remove the resources of an agent that will not return, without contacting it. If it is live, their
+        managers delete them. Its record remains until `remove_agent`."""
+        if (known := self.agents.get(agent)) is None:
             raise errors.NotFound(f"no agent {agent!r}")
-        changes = records.RegistryChanges(epoch=self.epoch, agents={agent: None})
+        changes = records.RegistryChanges(epoch=self.epoch)
+        changes.agents[agent] = msgspec.structs.replace(known, cordoned=True, forgotten=True)
         for name in self.hosted(agent):
-            changes.resources[name] = changes.owners[name] = changes.statuses[name] = None
+            resource = self.resources[name]
+            if not is_live:
+                changes.resources[name] = changes.owners[name] = changes.statuses[name] = None
+            elif not resource.deleting:
+                changes.resources[name] = msgspec.structs.replace(
+                    resource, deleting=True, by=by, generation=resource.generation + 1
+                )
         return changes
+
+    def remove_agent(self, agent: str) -> records.RegistryChanges:
+        """Remove the record of a forgotten agent, whose credentials have ended."""
+        known = self.agents.get(agent)
+        if known is not None and not known.forgotten:
+            raise errors.Conflict(f"the agent {agent!r} was not forgotten")
+        return records.RegistryChanges(epoch=self.epoch, agents={agent: None} if known else {})
 
     def apply_checkpoints(
         self, manager: str, items: dict[str, tuple[int, protocol.ResourceStatus]]

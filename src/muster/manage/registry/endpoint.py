@@ -23,7 +23,15 @@ from muster.bus.rpc import admission, request_audit, requests, server
 from muster.core import backoff, errors, lifecycle, messages
 from muster.core.telemetry import log
 from muster.manage import protocol
-from muster.manage.registry import assignments, handlers, record_store, records, secret_store, views
+from muster.manage.registry import (
+    assignments,
+    handlers,
+    inventory,
+    record_store,
+    records,
+    secret_store,
+    views,
+)
 from muster.store import api as store_api
 from muster.store import database, transactions
 from muster.supervision import tasks
@@ -333,13 +341,15 @@ class RegistryEndpoint(lifecycle.ServiceContext):
                 await self.commit(changes)
         return {"refused": refused}
 
-    async def _agent_hello(self, call: server.RpcCall, hello: protocol.AgentHello) -> dict[str, Any]:
+    async def _agent_hello(self, call: server.RpcCall, hello: protocol.AgentHello) -> protocol.HelloResult:
         return await self._store_agent(call.identity, hello)
 
-    async def _forwarded_hello(self, call: server.RpcCall, hello: protocol.AgentHello) -> dict[str, Any]:
+    async def _forwarded_hello(
+        self, call: server.RpcCall, hello: protocol.AgentHello
+    ) -> protocol.HelloResult:
         return await self._store_agent(self._forwarding_agent(call), hello)
 
-    async def _store_agent(self, name: str, hello: protocol.AgentHello) -> dict[str, Any]:
+    async def _store_agent(self, name: str, hello: protocol.AgentHello) -> protocol.HelloResult:
         async with self._write:
             acting = self._acting()
             before = acting.agents.get(name)
@@ -350,6 +360,7 @@ class RegistryEndpoint(lifecycle.ServiceContext):
                 types=hello.types,
                 machine=hello.machine,
                 cordoned=before.cordoned if before else False,
+                forgotten=before.forgotten if before else False,
             )
             if len(msgspec.json.encode(now)) > protocol.AGENT_BYTES_MAX:
                 raise errors.LimitExceeded(
@@ -357,8 +368,17 @@ class RegistryEndpoint(lifecycle.ServiceContext):
                 )
             if now != before:
                 await self.commit(records.RegistryChanges(agents={name: now}, epoch=acting.epoch))
+            orphans = inventory.find_orphans(acting, name, hello.hosted or ())
+            epoch = acting.epoch
         self.presence.announced(name, asyncio.get_running_loop().time())
-        return {}
+        for orphan in self.presence.inventories.record(name, hello, orphans):
+            events.warning("orphan", resource=orphan.name, agent=name, reason=orphan.reason)
+            if orphan.is_deleted:
+                why = f"{orphan.reason}, and still existed on {name}"
+                await self.record("delete-orphan", orphan.name, why, who=self.name, agent=name)
+        return protocol.HelloResult(
+            orphans={orphan.name: max(epoch, orphan.epoch) for orphan in orphans if orphan.is_deleted}
+        )
 
     async def _forwarded_secret(
         self, call: server.RpcCall, resource: str, name: str, key: str

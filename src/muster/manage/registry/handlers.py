@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 READS = (
     *("plan", "get", "existing", "describe", "enumerate", "summary", "agents", "managers"),
     *("attributes", "check-condition", "rollouts", "rollout-steps", "secrets", "secret-key"),
+    *("orphans", "forgotten"),
 )
 CHANGES = (
     *("apply", "create", "put", "rename", "delete", "drain", "undrain", "forget"),
@@ -249,12 +250,34 @@ class RegistryHandlers:
                 await self._registry.commit(changes)
         return rows.DrainResult(count=len(changed), changed=heapq.nsmallest(NAMES_MAX, changed))
 
-    async def _forget(self, by: str, agent: str) -> rows.ForgetResult:
-        """Remove an agent that will not return, and its resources, without contacting it."""
+    async def _forget(
+        self, by: str, agent: str, force: bool = False, is_revoked: bool = False
+    ) -> rows.ForgetResult:
+        """Remove the resources of an agent that will not return, without contacting it. If it returns, it
+        deletes them. ``force``: also if it is live; then they are deleted as usual. ``is_revoked``: its
+        credentials have ended, so that its record is removed too."""
+        presence = self._registry.presence
         async with self._registry.writing() as state:
-            changes = state.forget(agent)
-            await self._registry.commit(changes)
-        self._registry.presence.forget(agent)
+            if is_revoked:
+                changes = state.remove_agent(agent)
+            else:
+                now = asyncio.get_running_loop().time()
+                is_live = agent in state.agents and (
+                    views.agent_state(state, presence, agent, state.hosted(agent), now) == "up"
+                )
+                if is_live and not force:
+                    raise errors.Conflict(
+                        f"the agent {agent!r} is live: what it runs would continue, unmanaged",
+                        hint=f"delete its resources, or stop it first; `muster agent forget {agent} --force` "
+                        "deletes them",
+                    )
+                changes = state.forget(agent, by, is_live=is_live)
+            if changes:
+                await self._registry.commit(changes)
+        if is_revoked:
+            presence.forget(agent)
+        elif changes.resources:
+            presence.inventories.expect_report(agent)
         names = heapq.nsmallest(NAMES_MAX, changes.resources)
         return rows.ForgetResult(forgotten=agent, count=len(changes.resources), resources=names)
 
@@ -307,6 +330,22 @@ class RegistryHandlers:
         state = self._registry.state.snapshot()
         presence, now = self._registry.presence, asyncio.get_running_loop().time()
         return await asyncio.to_thread(views.agents, state, presence, now, after, max(1, min(limit, PAGE)))
+
+    async def _orphans(self, after: str = "", limit: int = PAGE) -> dict[str, Any]:
+        """Resources on machines where they do not belong."""
+        orphans = {f"{row.agent}/{row.name}": row for row in self._registry.presence.inventories.rows()}
+        keys = sorted(key for key in orphans if key > after)
+        return views.page(keys, orphans.__getitem__, max(1, min(limit, PAGE)))
+
+    async def _forgotten(self) -> list[rows.ForgottenAgent]:
+        """Agents that were forgotten and whose credentials have not ended yet."""
+        agents, inventories = self._registry.state.agents, self._registry.presence.inventories
+        names = heapq.nsmallest(NAMES_MAX, (name for name, agent in agents.items() if agent.forgotten))
+        hosted = self._registry.state.hosted
+        return [
+            rows.ForgottenAgent(name=name, is_empty=inventories.is_empty(name) and not hosted(name))
+            for name in names
+        ]
 
     async def _managers(self, after: str = "", limit: int = PAGE) -> dict[str, Any]:
         now = asyncio.get_running_loop().time()

@@ -28,7 +28,7 @@ events = log.EventLog("manage")
 
 RESOURCES, OWNERS, STATUSES = "manage.resources", "manage.owners", "manage.statuses"
 AGENTS, META, REQUESTS = "manage.agents", "manage.meta", "manage.requests"
-EPOCH, IDENTITY = "epoch", "store"
+EPOCH, IDENTITY, LOST_EPOCHS = "epoch", "store", "lost-epochs"
 EPOCHS_A_SECOND = 1 << 20  # more than are ever assigned
 
 #: The request that is executed: it is recorded with its changes, so that the next registry recognises it.
@@ -102,6 +102,8 @@ class RegistryRecords:
                         changes.epoch = int(record.value)
                     elif record.key == IDENTITY:
                         identity = record.value.decode()
+                    elif record.key == LOST_EPOCHS:
+                        loaded.lost_epochs = msgspec.json.decode(record.value, type=tuple[int, int])
             async for page in snapshot.load(AGENTS):
                 for record in page:
                     changes.agents[record.key] = msgspec.json.decode(record.value, type=records.AgentRecord)
@@ -119,15 +121,18 @@ class RegistryRecords:
                     changes.statuses[record.key] = (record.epoch, status)
         if identity != self._store.identity:
             if identity:
-                changes.epoch = max(changes.epoch, int(self._clock()) * EPOCHS_A_SECOND)
+                before = changes.epoch
+                changes.epoch = max(before, int(self._clock()) * EPOCHS_A_SECOND)
+                loaded.lost_epochs = (before, changes.epoch)
                 changes.owners.clear()
                 events.warning("store-restored", epoch=changes.epoch)
-            await self.write(loaded.term, lambda tx: self._identify(tx, changes.epoch))
+            await self.write(loaded.term, lambda tx: self._identify(tx, changes.epoch, loaded.lost_epochs))
         changes.requests = dict(sorted(changes.requests.items(), key=lambda item: item[1] or 0))
         loaded.accept(changes)
 
-    def _identify(self, tx: transactions.Transaction, epoch: int) -> None:
+    def _identify(self, tx: transactions.Transaction, epoch: int, lost: tuple[int, int]) -> None:
         tx.put(META, EPOCH, str(epoch).encode())
+        tx.put(META, LOST_EPOCHS, msgspec.json.encode(lost))
         tx.put(META, IDENTITY, self._store.identity.encode())
 
 

@@ -32,7 +32,9 @@ class ResourceOwner(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class AgentRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``machine`` distinguishes a reinstalled machine from the one that was enrolled under this name."""
+    """``machine`` distinguishes a reinstalled machine from the one that was enrolled under this name.
+    ``forgotten``: kept until the agent has reported that it hosts nothing, or its credentials were revoked.
+    """
 
     zone: str = "default"
     labels: dict[str, str] = {}
@@ -40,6 +42,7 @@ class AgentRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     types: tuple[str, ...] = ()
     machine: str = ""
     cordoned: bool = False
+    forgotten: bool = False
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ import msgspec
 
 from muster.core import errors, health
 from muster.manage import protocol, rows
-from muster.manage.registry import assignments, records
+from muster.manage.registry import assignments, inventory, records
 from muster.predicates import ast
 from muster.predicates.analysis import type_check
 from muster.predicates.backends import python
@@ -178,14 +178,27 @@ def _agent_state(statuses: Sequence[protocol.ResourceStatus]) -> str:
     return "down" if silent and states <= SILENT | ENDED else "up"
 
 
+def agent_state(
+    state: assignments.AssignmentProcessor,
+    presence: AgentPresence,
+    name: str,
+    hosted: Iterable[str],
+    now: float,
+) -> str:
+    statuses = [status for resource in hosted if (status := state.statuses.get(resource))]
+    return _agent_state(statuses) or presence.state(name, now)
+
+
 class AgentPresence:
-    """When agents last announced themselves to this registry, which is active since ``since``.
+    """When agents last announced themselves to this registry, which is active since ``since``, and what they
+    reported to host.
 
     Not stored: a registry that takes over knows an agent after its next announcement.
     """
 
     def __init__(self, since: float) -> None:
         self.since = since
+        self.inventories = inventory.AgentInventories()
         self._announced_at: dict[str, float] = {}
 
     def announced(self, name: str, now: float) -> None:
@@ -193,6 +206,7 @@ class AgentPresence:
 
     def forget(self, name: str) -> None:
         self._announced_at.pop(name, None)
+        self.inventories.forget(name)
 
     def state(self, name: str, now: float) -> str:
         at = self._announced_at.get(name)
@@ -209,9 +223,14 @@ def agents(
     def row_of(name: str) -> rows.AgentRow:
         agent = msgspec.to_builtins(state.agents[name])
         hosted = tuple(state.hosted(name))  # at once: it changes while a thread visits a snapshot
-        statuses = [status for resource in hosted if (status := state.statuses.get(resource))]
-        shown = _agent_state(statuses) or presence.state(name, now)
-        return rows.AgentRow(name=name, state=shown, resources=len(hosted), **agent)
+        is_forgotten = agent.pop("forgotten", False)
+        return rows.AgentRow(
+            name=name,
+            state="forgotten" if is_forgotten else agent_state(state, presence, name, hosted, now),
+            resources=len(hosted),
+            orphans=presence.inventories.count(name),
+            **agent,
+        )
 
     return page(sorted(name for name in state.agents if name > after), row_of, limit)
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import types
 from typing import Any
 
@@ -208,6 +209,16 @@ async def test_streams_have_the_configured_budgets_whichever_process_created_the
 def _is_full(watch: retention.RetentionMonitor) -> bool:
     rows = watch.health().facts["budgets"]
     return any(row["name"] == "reports" and row["used_ratio"] >= retention.FULL for row in rows)
+
+
+async def test_the_fullest_disk_below_the_folder_counts(made, monkeypatch: pytest.MonkeyPatch):
+    async with domain.Domain(made()) as running:
+        free = shutil.disk_usage(running.folder.root)
+        usage = free._replace(free=0)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage if path.name == "brokers" else free)
+        await running.part(retention.RetentionMonitor).check()
+        budgets = {row["name"]: row["used_ratio"] for row in (await running.status())["budgets"]}
+        assert budgets["disk"] == 1.0
 
 
 async def test_files_that_a_part_keeps_are_watched_too(made, tmp_path):

@@ -174,10 +174,14 @@ async def test_brokers_that_are_down_while_the_domain_runs(place: home.Home):
 
 
 async def test_a_full_disk(place: home.Home, monkeypatch: pytest.MonkeyPatch):
-    usage = shutil.disk_usage(place.root)._replace(free=1 << 20)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    """Also one that has only the data of the brokers."""
+    free, usage = shutil.disk_usage(place.root), shutil.disk_usage(place.root)._replace(free=1 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage if path.name == "brokers" else free)
+    loaded = loader.load(app_settings.Settings, file=place.settings_file)
+    home.DomainFolder(loaded.domain.folder).create()
     seen = await run_doctor(place)
     assert seen["disk"].state == doctor.FAULT
+    assert seen["disk"].finding.endswith("brokers")
     assert "free disk space" in seen["disk"].advice
 
 

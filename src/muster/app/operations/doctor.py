@@ -163,7 +163,10 @@ async def clock(_: DoctorTarget) -> CheckOutcome:
 
 async def disk(target: DoctorTarget) -> CheckOutcome:
     folder = next(parent for parent in (target.folder, *target.folder.parents) if parent.exists())
-    usage = shutil.disk_usage(folder)
+    places = [place for place in (home.DomainFolder(target.folder).brokers, folder) if place.exists()]
+    folder, usage = min(
+        ((place, shutil.disk_usage(place)) for place in places), key=lambda disk: disk[1].free
+    )
     reserved = target.settings.retention.reserved_bytes() if not target.settings.bus.servers else 0
     free = f"{units.rounded_size(usage.free)} free in {folder}"
     if usage.free < 1 << 30:

@@ -262,7 +262,10 @@ class RetentionMonitor:
 def _of_files(
     context: context_.ComponentContext, folders: Mapping[str, SelfLimitedFiles]
 ) -> list[BudgetUsage]:
-    disk = shutil.disk_usage(context.folder.root)
+    # Parts of the folder may be on disks of their own: the fullest counts.
+    places = [context.folder.root, context.folder.brokers, *(kept.folder for kept in folders.values())]
+    disks = [shutil.disk_usage(place) for place in places if place.exists()]
+    disk = min(disks, key=lambda usage: usage.free / usage.total)
     logs = [*context.folder.logs.iterdir(), *context.folder.brokers.glob("*/broker.log*")]
     limit = context.settings.retention.logs.max_bytes
     return [

@@ -197,7 +197,7 @@ def unpack_entries(entries: Entries) -> list[Any]:
         if unpacker.unconsumed_tail:
             raise errors.LimitExceeded(f"the entries exceed {ENTRIES_BYTES_MAX} bytes: split the manifest")
         return msgspec.json.decode(data, type=list[Any])
-    except (ValueError, zlib.error, msgspec.MsgspecError) as error:
+    except (ValueError, zlib.error, msgspec.MsgspecError, RecursionError) as error:
         raise errors.InvalidInput(f"the packed entries cannot be read: {error}") from error
 
 

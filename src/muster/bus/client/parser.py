@@ -211,7 +211,7 @@ class BrokerParser:
             case b"INFO":
                 try:
                     info = json.loads(rest)
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     raise broker_errors.BrokerError(f"its INFO is not JSON: {error}") from error
                 if not isinstance(info, dict):
                     raise broker_errors.BrokerError("its INFO is not an object")

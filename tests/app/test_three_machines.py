@@ -80,6 +80,11 @@ class ThreeBrokers:
                 )
             )
 
+    def settings(self, name: str) -> app_settings.Settings:
+        place = home.Home(self.folder / f"home-{name}")
+        flags = {"domain.data_dir": str(place.root)}
+        return loader.load(app_settings.Settings, file=place.settings_file, flags=flags)
+
     def keyring(self) -> keyring.Keyring:
         return keyring.Keyring.open(self.home / "fleet" / "keys")
 
@@ -103,6 +108,13 @@ class ThreeBrokers:
                 return True
         except errors.Unauthorized:
             return False
+
+
+def enrolment_only() -> management.ManagementComponent:
+    """A domain process that starts no others."""
+    return management.ManagementComponent(
+        manage_settings.ManageSettings(registries=0, managers=0, agent=False)
+    )
 
 
 @pytest.fixture
@@ -177,17 +189,12 @@ async def test_a_machine_joins_while_every_machine_runs_a_domain_process(brokers
     async with contextlib.AsyncExitStack() as stack:
         domains: list[domain.Domain] = []
         for name in NAMES:
-            place = home.Home(tmp_path / f"home-{name}")
-            settings = loader.load(
-                app_settings.Settings, file=place.settings_file, flags={"domain.data_dir": str(place.root)}
-            )
-            nothing = manage_settings.ManageSettings(registries=0, managers=0, agent=False)
-            part = management.ManagementComponent(nothing)
-            domains.append(await stack.enter_async_context(domain.Domain(settings, parts=[part])))
+            made = domain.Domain(brokers.settings(name), parts=[enrolment_only()])
+            domains.append(await stack.enter_async_context(made))
         admin = await stack.enter_async_context(await domains[0].connect("admin", roles.Role.OPERATOR))
         for attempt in range(3):
-            made = await bootstrap_client.BootstrapClient(admin).token("host-d")
-            token = enrolment.EnrolmentToken.parse(made.token)
+            issued = await bootstrap_client.BootstrapClient(admin).token("host-d")
+            token = enrolment.EnrolmentToken.parse(issued.token)
             folder = tmp_path / f"machine-{attempt}"
             key = await asyncio.to_thread(enrolment.machine_key, folder)
             asking = await connection.connect(token.servers, creds=credentials.Credentials.parse(token.creds))
@@ -197,3 +204,21 @@ async def test_a_machine_joins_while_every_machine_runs_a_domain_process(brokers
             assert [await brokers.accepts(name, creds) for name in NAMES] == [True, True, True]
         records = brokers.keyring().records()
         assert [record.identity for record in records if record.identity == "host-d"] == ["host-d"]
+
+
+async def test_a_domain_that_starts_sends_what_was_revoked_while_no_broker_ran(
+    brokers: ThreeBrokers, tmp_path: Path
+):
+    trust = brokers.keyring()
+    trust.issue("alice", roles.Role.USER)
+    alice = trust.credentials("alice")
+    await brokers.stop(*NAMES)
+    trust.revoke("alice")
+    await brokers.start(*NAMES)
+    assert await brokers.accepts("b", alice)
+    async with domain.Domain(brokers.settings("a"), parts=[enrolment_only()]):
+
+        async def refused() -> bool:
+            return not any([await brokers.accepts(name, alice) for name in NAMES])
+
+        await eventually(refused)

@@ -72,6 +72,10 @@ class ManagementComponent:
             context.tasks.spawn(
                 "old tokens", asyncio.to_thread(context.trust.discard_expired, roles.Role.JOINING)
             )
+        if signs and (servers := context.settings.bus.servers):
+            # They may not have run when something was revoked, or have an account from before an upgrade.
+            publish = functools.partial(identities.publish_accounts, context.trust, servers)
+            context.tasks.loop("accounts", publish)
         self._server = server.RpcServer(
             context.bus,
             protocol.PART,
@@ -168,13 +172,12 @@ class ManagementComponent:
     async def _authorize(
         self, call: server.RpcCall, operation: server.RpcOperation, arguments: Mapping[str, Any]
     ) -> None:
-        if operation.name == ENROL and call.identity.startswith(enrolment.PREFIX):
-            return
         record = await asyncio.to_thread(self._context.trust.show, call.identity)
         verb = operation.name.rpartition(".")[2]
         if operation.name == ENROL:
-            raise errors.Forbidden(f"{call.identity} is not the identity of an enrolment token")
-        if record.role != roles.Role.OPERATOR:
+            if record.role != roles.Role.JOINING:
+                raise errors.Forbidden(f"{call.identity} is not the identity of an enrolment token")
+        elif record.role != roles.Role.OPERATOR:
             raise errors.Forbidden(f"{call.identity} has the role {record.role}; only an operator may {verb}")
 
     async def _waiting(self, after: str = "") -> dict[str, Any]:

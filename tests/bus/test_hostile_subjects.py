@@ -11,6 +11,7 @@ from muster.bus.brokers import broker, config
 from muster.bus.client import client
 from muster.bus.streams import integrity
 from muster.core.telemetry import metrics
+from muster.testing.eventually import eventually
 from tests.bus import plain_client
 
 MALFORMED = [
@@ -121,3 +122,18 @@ async def test_a_repeated_batch_shows_subscribers_no_other_messages(tmp_path):
         assert {(message.data, message.headers.get("n")) for message in received} == {
             (message.data, message.headers["n"]) for message in batch
         }
+
+
+async def test_replies_to_foreign_subjects_are_refused_with_one_line(url, caplog):
+    """Else a client could fill the log of a service, and so displace what it holds."""
+    async with await client.connect([url], identity="victim", audit_s=0) as bus:
+        service = await bus.subscribe(
+            "muster.inform.from.*.read.x", handler=lambda message: message.respond(b"")
+        )
+        async with plain_client.connect(url) as mallory:
+            subject = b"muster.inform.from.mallory.read.x"
+            replies = [b"_R.@inform.ann.s.%d" % number for number in range(100)]
+            await mallory.send(*(plain_client.publish(subject, b"", reply) for reply in replies))
+        await eventually(lambda: service.statistics().failed == 100)
+    failed = [record.facts for record in caplog.records if record.getMessage() == "handler-failed"]
+    assert [facts["failed"] for facts in failed] == [1]

@@ -43,7 +43,7 @@ from muster.trust.permissions import roles
 from tests.app import test_soap_roles
 from tests.cli import driver
 from tests.faults import outages
-from tests.fuzz import amqp_session, endpoints, network_seeds, result, run
+from tests.fuzz import amqp_session, endpoints, network_seeds, result, run, wire
 
 INPUTS = 10_000
 GROWTH_BYTES_MAX = 96e6
@@ -64,6 +64,7 @@ SETTINGS = {
 }
 PASSWORD = test_soap_roles.PASSWORD
 OTHER_ADDRESS = "127.0.0.2"
+WIRE = "wire"  # without a domain
 
 
 @dataclass
@@ -470,16 +471,34 @@ async def _answers(http: httpx.AsyncClient, url: str) -> bool:
     return False
 
 
+async def fuzz_wire(folder: Path, inputs: int, seed: int) -> EndpointResult:
+    """The connection itself: hostile messages to all services of a small broker (`wire`)."""
+    started_s, memory = time.monotonic(), psutil.Process().memory_info().rss
+    victims = await wire.fuzz(folder, inputs, seed)
+    growth = psutil.Process().memory_info().rss - memory
+    request_ms = 1000 * (time.monotonic() - started_s) / max(1, victims.served)
+    return EndpointResult(
+        WIRE, inputs, time.monotonic() - started_s, 0.0, request_ms, growth, victims.problems[:10]
+    )
+
+
 async def main(
     chosen: Collection[str], inputs: int, seed: int = 1, *, save: bool = False
 ) -> list[EndpointResult]:
     """``chosen``: the names of endpoints; none: all."""
     results = []
     with tempfile.TemporaryDirectory(prefix="muster-fuzz-") as folder:
+        if not chosen or WIRE in chosen:
+            results.append(await fuzz_wire(Path(folder) / "wire", inputs, seed))
+            sys.stdout.write(f"{results[-1].line()}\n")
+            if save:
+                result.save(results[-1].row())
+            if set(chosen) == {WIRE}:
+                return results
         domain = FuzzedDomain(Path(folder) / "home")
         async with domain.up():
             names = [name for name in domain.endpoints if not chosen or name in chosen]
-            if unknown := set(chosen) - set(names):
+            if unknown := set(chosen) - {*names, WIRE}:
                 raise SystemExit(f"there is no endpoint {unknown}: choose from {', '.join(domain.endpoints)}")
             for name in names:
                 results.append(await domain.fuzz(name, inputs, seed))

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pyarrow as pa
@@ -21,6 +22,8 @@ import pyarrow as pa
 from muster.app import settings as app_settings
 from muster.app.policy import reaction_rules, response_rules
 from muster.bus import message_format
+from muster.bus.client import broker_errors, counters
+from muster.bus.client import parser as client_parser
 from muster.bus.http import server as http_server
 from muster.core import errors, messages, topics, units
 from muster.core.formats import xml
@@ -332,6 +335,26 @@ def http_head(data: bytes) -> None:
 @target(b"NATS/1.0\r\na: b\r\n\r\n", b"NATS/1.0 503 No Responders\r\n\r\n")
 def bus_headers(data: bytes) -> None:
     message_format.decode_headers(data)
+
+
+@target(
+    b'INFO {"connect_urls": ["a:1"]}\r\n+OK\r\nMSG a.b 1 2\r\nhi\r\nPING\r\n-ERR \'x\'\r\nPONG\r\n',
+    b"HMSG a.b 2 _R.a.b 12 14\r\nNATS/1.0\r\n\r\nhi\r\nMSG a.c 2  0\r\n\r\n",
+    b"HMSG a 1 12 12\r\nNATS/1.0\r\n\r\n\r\n",
+)
+def broker_lines(data: bytes) -> None:
+    """Whatever arrives, in two blocks, each subscription sees its own subjects only."""
+    read: list[bytes] = []
+    table = client_parser.SubscriptionTable(counters.ConnectionCounters(None))
+    for number, pattern in enumerate((b"a.b", b"a.>"), 1):
+        table.by_number[b"%d" % number] = client_parser.Subscription(
+            number, pattern.decode(), "", lambda subject, *_: read.append(subject)
+        )
+    parser_ = client_parser.BrokerParser(mock.MagicMock(), table)
+    with contextlib.suppress(broker_errors.BrokerError):
+        for block in (data[: len(data) // 2], data[len(data) // 2 :]):
+            parser_.feed(block)
+    assert all(message_format.is_subject(subject.decode()) and subject.startswith(b"a.") for subject in read)
 
 
 @target("models:\n  - {name: machine, attributes: {number: int}}\n", b'{"model": {"name": "a"}}')

@@ -35,7 +35,7 @@ def _message(token: str) -> re.Pattern[bytes]:
     The system account of a broker replies with an empty reply subject: two spaces.
     """
     subject = rf"{token}(?:\.{token})*+"
-    line = rf"(H?)MSG ({subject}) (\d++) (?:({subject})? )?(?:(\d++) )?(\d++)\r\n"
+    line = rf"(H?)MSG ({subject}) (\d++) (?:({subject})? )?(?:(\d{{1,9}}+) )?(\d{{1,9}}+)\r\n"
     return re.compile(line.encode("latin-1"))
 
 
@@ -160,7 +160,7 @@ class BrokerParser:
             if has_headers:
                 if header_bytes is None:
                     header_bytes, reply = reply, None
-                if header_bytes is None or not header_bytes.isdigit():
+                if header_bytes is None or not header_bytes.isdigit() or len(header_bytes) > 9:
                     return at
                 body += int(header_bytes)
             elif header_bytes is not None:

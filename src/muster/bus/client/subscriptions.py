@@ -29,6 +29,8 @@ from muster.core.telemetry import log, trace
 
 events = log.EventLog("bus")
 
+LOG_INTERVAL_S = 10.0  # between two lines about failed handlers of a subscription
+
 
 def _call_bulk(bulk: api.BulkHandler, message: api.Message) -> None:
     bulk([message.subject.encode()], [message.data])
@@ -69,6 +71,7 @@ class BoundedSubscription(lifecycle.ClosingContext):
         self._error: errors.MusterError | None = None
         self._unsubscribe: Callable[[], Awaitable[None]] | None = None
         self._delivered = self._dropped = self._failed = 0
+        self._next_log_s = 0.0
         self.renewed = 0
 
     @property
@@ -195,13 +198,17 @@ class BoundedSubscription(lifecycle.ClosingContext):
     def _handler_failed(self, subject: str, error: BaseException) -> None:
         self._failed += 1
         self._counts.add(counters.ConnectionCounter.HANDLER_FAILED)
-        events.event(
-            "handler-failed",
-            level=logging.ERROR,
-            error=error,
-            subscription=self._subject,
-            subject=subject,
-        )
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._next_log_s:  # other clients choose how many of their messages fail
+            self._next_log_s = now_s + LOG_INTERVAL_S
+            events.event(
+                "handler-failed",
+                level=logging.ERROR,
+                error=error,
+                subscription=self._subject,
+                subject=subject,
+                failed=self._failed,
+            )
 
     # The reading side.
 

@@ -289,6 +289,19 @@ async def test_a_new_password_and_a_removal_end_tokens_at_once(lab):
     assert (await get(client, again["token"])).status_code == 401
 
 
+async def test_sessions_and_tokens_have_what_their_identity_still_permits(lab):
+    web, client = lab
+    made = await create(client, "ann")
+    assert (await get(client, made["token"])).json()["role"] == "admin"
+    await asyncio.to_thread(web.trust.revoke, "ann")
+    response = await get(client, made["token"])
+    assert (response.status_code, "revoked" in response.text) == (401, True)
+    with pytest.raises(errors.Unauthorized, match="revoked"):
+        await web.logins.check_password("ann", "ann has a secret", "10.0.0.1")
+    await asyncio.to_thread(web.trust.issue, "ann", roles.Role.VIEWER)  # narrower than the login
+    assert (await get(client, made["token"])).json()["role"] == "viewer"
+
+
 async def test_a_login_that_cannot_be_read_now_is_not_taken_for_a_removed_one(lab, monkeypatch):
     web, client = lab
     made = await create(client, "vic")

@@ -34,7 +34,7 @@ doc = sections.field_doc
 WATCH_S = 0.25
 LINK_TIMEOUT_S = 5.0
 RESERVE = "reserve"
-TRUST_S = 30.0  # interval for checking whether the domain's documents changed
+TRUST_S = 2.0  # between two looks for changes of the domain's documents, such as revocations
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 

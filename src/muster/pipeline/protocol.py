@@ -102,6 +102,7 @@ class BatchProgress(
     epoch: int = 0  # grows with every driver
     standbys: tuple[str, ...] = ()
     reason: str = ""
+    failures: int = 0  # of the query, in a row: it ended before its first batch
     at_ms: messages.TimeMs = 0  # when the batch was done
     newest_ms: messages.TimeMs = 0  # when the newest message it read was stored
     trigger_s: float = 0.0

@@ -145,7 +145,9 @@ def main(path: str) -> int:
     try:
         asyncio.run(run(msgspec.json.decode(Path(path).read_bytes(), type=PipelineOptions)))
     except errors.MusterError as error:
-        sys.stderr.write(f"error: {error}\n" + (f"hint: {error.hint}\n" if error.hint else ""))
+        # One line, the last one of the log: the domain shows it as the reason why the process ended.
+        reason = f"error: {error}" + (f" ({error.hint})" if error.hint else "")
+        sys.stderr.write(" ".join(reason.split()) + "\n")
         return error.exit_code
     finally:
         end_log()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from muster.bus import api
 from muster.bus.http import health as http_health
-from muster.core import health
+from muster.core import backoff, health
 from muster.core.telemetry import metrics
 from muster.pipeline import protocol
 
@@ -53,7 +53,10 @@ class ProgressMetrics:
 
     def conditions(self, bus: api.Bus | None) -> dict[str, http_health.HealthReport]:
         last = self._last
-        spark = http_health.HealthReport(_STATES.get(last.state, health.HealthState.STARTING), last.reason)
+        state = _STATES.get(last.state, health.HealthState.STARTING)
+        if last.failures >= backoff.LOOP_CRASHES:
+            state = health.HealthState.FAILED
+        spark = http_health.HealthReport(state, last.reason)
         return {
             "bus": http_health.HealthReport(health.HealthState.STARTING)
             if bus is None

@@ -186,9 +186,11 @@ class PipelineService:
             self._progress, driver=driver.process, epoch=driver.epoch, standbys=driver.standbys
         )
 
-    def _show(self, state: str, reason: str = "") -> None:
+    def _show(self, state: str, reason: str = "", *, failures: int = 0) -> None:
         """Change the state that progress and health report."""
-        self._progress = msgspec.structs.replace(self._progress, state=state, reason=reason)
+        self._progress = msgspec.structs.replace(
+            self._progress, state=state, reason=reason, failures=failures
+        )
         if self._on_progress is not None:
             self._on_progress(self._status())
 
@@ -333,7 +335,7 @@ class PipelineService:
                     await self._remove_former()
                     continue
                 self._committer.count("query-failed")
-                self._show("failed", reason[-1000:])
+                self._show("failed", reason[-1000:], failures=self._progress.failures + 1)
                 self._log.error("query-failed", reason=reason[:2000])
                 await self._publish_progress()
                 if state.UNREADABLE in reason:  # a retry would not help

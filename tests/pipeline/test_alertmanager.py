@@ -56,7 +56,7 @@ async def test_alertmanager_accepts_our_alerts_and_sends_webhooks_like_ours(tmp_
         at_ms=now_ms,
         labels={"team": "web", "data-center": "north 1", "9": "nine", "empty": ""},
     )
-    resolved = msgspec.structs.replace(firing, state=messages.AlertState.RESOLVED)
+    resolved = msgspec.structs.replace(firing, state=messages.AlertState.RESOLVED, acknowledged_by="ann")
 
     async def post(alert: messages.Alert) -> bool:
         sent = tracker.AlertNotification(alert, ("team",))

@@ -427,6 +427,14 @@ def test_a_broken_summary_is_counted(odd):
     assert channel.dropped == {"malformed": 1}
 
 
+def test_a_merged_summary_is_readable_whatever_its_values_are():
+    merged = interpreters.MetricSummary.from_values([1e308, 1e308, -1e308, 2.0])
+    assert (merged.count, merged.sum, merged.max) == (1, 2.0, 2.0)
+    merged.sum = columns.SUM_MAX
+    merged.merge(interpreters.MetricSummary.from_row(merged.row()))
+    assert interpreters.MetricSummary.from_row(merged.row()).sum == columns.SUM_MAX
+
+
 def test_an_unknown_interpreter_is_refused_with_the_known_ones():
     with pytest.raises(Exception, match="concat, merge"):
         interpreters.load("average")

@@ -69,6 +69,13 @@ def test_alerts_that_fire_are_listed_first_and_of_each_state_the_oldest():
     assert tracker.alert_key(book.alerts()[0]) == "down group:z"
 
 
+def test_an_alert_about_a_machine_with_the_longest_name_can_be_read():
+    book = make_book()
+    book.apply([say("hot", f"node:{'x' * 256}", True, 0)], 30_000)
+    (alert,) = book.alerts()
+    assert messages.decode(messages.encode(alert), messages.Alert) == alert
+
+
 def test_an_alert_contains_its_known_details():
     book = make_book()
     judged = book.apply([tracker.RuleVerdict("down", "group:x", True, 5, 7.0, "x")], 9)

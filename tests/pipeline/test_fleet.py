@@ -9,7 +9,7 @@ import pytest
 from muster.core import health, messages
 from muster.core.reports import columns
 from muster.monitor.channel import interpreters
-from muster.pipeline.alerts import rules
+from muster.pipeline.alerts import rules, tracker
 from muster.pipeline.fleet import blocks, cells, node_columns, rollups, window_cell
 from muster.pipeline.fleet import state as fleet_state
 from tests.pipeline import traffic
@@ -522,3 +522,27 @@ def test_state_goes_through_a_catch_up_of_many_periods_in_one_batch():
     actual = closed(known.feed(arrivals, T0 + 70_000))
     system = [many.cell for (scope, _, _), many in actual.items() if scope == "system"]
     assert [(cell.total, cell.machines) for cell in system] == [(50, 50)] * 6
+
+
+@pytest.mark.parametrize("values", [(1e308, 1e308), (1e308, 1e308, -1e308, -1e308), (1e300, -1e308, 2.0)])
+def test_numbers_without_a_finite_sum_harm_no_report_and_no_alert(values: tuple[float, ...]):
+    """The sum was infinite: the report of the whole fleet could not be read, and an alert ended the query."""
+    hot = rules.AlertRule(name="hot", scope="group", when="cpu_percent_max > 1 OR own.queue_mean > 1 OR TRUE")
+    known = fleet_state.FleetState(fleet_state.FleetStatePlan(rules=(hot,)))
+    rows = [
+        traffic.report(f"m{number}", 1, T0, metrics={"cpu_percent": value, "queue": value})
+        for number, value in enumerate((*values, 1.0))
+    ]
+    known.feed([arrival(rows, T0)], T0, summaries=[summary(rows)])
+    output = known.feed([], T0 + 20_000)
+    totals = rollups.scope_totals(output.closed)
+    groups = [many for many in totals if many.scope == "group"]
+    (system,) = [many for many in totals if many.scope == "system"]
+    report = messages.decode(messages.encode(rollups.system_report(system, groups)), columns.SystemReport)
+    assert math.isfinite(report.metrics["cpu_percent"].sum)
+    for data in rollups.encoded_reports(groups):
+        metrics = messages.decode(data, columns.GroupReport).metrics
+        assert all(math.isfinite(metric.sum) for metric in metrics.values())
+    verdicts = rollups.ScopeRuleEvaluator((hot,), rollups.Baselines()).evaluate(totals, frozenset())
+    (alert,) = tracker.AlertTracker((hot,)).apply(verdicts, T0 + 30_000).alerts
+    assert alert.value is not None

@@ -102,7 +102,8 @@ class Alert(WireMessage, frozen=True, kw_only=True, tag="alert/1", omit_defaults
     """A rule is true of something, or has ceased to be. (rule, about) names it; the latest message holds."""
 
     rule: Name
-    about: Name  # what the rule applies to: node:web-7, group:web, budget:reports, system
+    # what the rule applies to: node:web-7, group:web, budget:reports, system; a kind and a `Name`
+    about: Annotated[str, msgspec.Meta(min_length=1, max_length=300)]
     severity: Severity
     state: AlertState
     since_ms: TimeMs  # start of this state

@@ -36,6 +36,10 @@ METADATA_KEY = b"muster"  # in the Arrow schema: the `BatchInfo` in JSON
 MAX_BATCH_BYTES = 8 << 20  # of one message on the bus; it may decompress to eight times that
 MAX_BATCH_ROWS = 100_000
 LEVELS_MAX = 64
+# A greater value of a metric counts as not measured where reports are summed up: no sum may become infinite,
+# because an infinity is in no JSON, and a report with one could not be read.
+VALUE_MAX = 1e30
+SUM_MAX = 1e300
 
 #: Metrics that every sensor provides, in the order of their columns.
 STANDARD_METRICS = (

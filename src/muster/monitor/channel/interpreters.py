@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
@@ -158,7 +157,7 @@ class MetricSummary:
     def from_values(cls, values: Any) -> MetricSummary:
         summary = cls()
         numbers = np.asarray(values, np.float64)
-        numbers = numbers[~np.isnan(numbers)]
+        numbers = numbers[np.abs(numbers) <= reports_columns.VALUE_MAX]
         if numbers.size:
             summary.count = int(numbers.size)
             summary.sum = float(numbers.sum())
@@ -173,15 +172,16 @@ class MetricSummary:
         summary.min = float("inf") if row["min"] is None else row["min"]
         summary.max = float("-inf") if row["max"] is None else row["max"]
         figures = (row["sum"], row["min"] or 0.0, row["max"] or 0.0)
-        if row["count"] < 0 or not all(map(math.isfinite, figures)):
-            raise messages.MalformedMessage("a summary has figures that are not finite")
+        if row["count"] < 0 or not all(abs(figure) <= reports_columns.SUM_MAX for figure in figures):
+            raise messages.MalformedMessage("a summary has figures that are not finite, or too large")
         summary.sketch = sketches.QuantileSketch.from_bytes(row["sketch"])
         summary.machines = sketches.DistinctSketch.from_bytes(row["machines"])
         return summary
 
     def merge(self, other: MetricSummary) -> None:
         self.count += other.count
-        self.sum += other.sum
+        limit = reports_columns.SUM_MAX  # a reader would refuse a greater one, with all other summaries
+        self.sum = min(max(self.sum + other.sum, -limit), limit)
         self.min, self.max = min(self.min, other.min), max(self.max, other.max)
         self.sketch.merge(other.sketch)
         self.machines.merge(other.machines)

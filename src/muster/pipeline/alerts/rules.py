@@ -122,9 +122,9 @@ class AlertRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     until: Annotated[str, doc("Predicate: the alert ends (default: when `when` is false).")] = ""
     for_s: Annotated[Seconds, doc("How long the condition must hold, as 30s or a number of seconds.")] = 0.0
     severity: Annotated[messages.Severity, doc("Severity of its alerts.")] = messages.Severity.WARNING
-    summary: Annotated[str, doc("Text of its alerts, with {rule}, {about} and {value}.")] = (
-        "{rule} holds of {about}"
-    )
+    summary: Annotated[
+        str, msgspec.Meta(max_length=1000), doc("Text of its alerts, with {rule}, {about} and {value}.")
+    ] = "{rule} holds of {about}"
     labels: Annotated[messages.Labels, doc("Names and values for notifications.")] = {}
     notify: Annotated[tuple[str, ...], doc("Receivers (below) that are notified.")] = ()
     only: Annotated[
@@ -138,7 +138,8 @@ class AlertRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             type_check.require(_parsed(text), MODELS[self.scope], text)
         if self.only and self.scope == "system":
             raise errors.InvalidInput("`only` lists groups, zones or machines, not the system")
-        self.format_summary("x", None)
+        if len(self.format_summary("x" * 300, 1e300)) > 4096:
+            raise errors.InvalidInput("summary: over 4096 characters when it is filled in")
 
     @property
     def condition(self) -> ast.Condition:

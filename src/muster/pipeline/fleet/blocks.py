@@ -43,10 +43,10 @@ class MetricCodes(dict[str, int]):
         return self.setdefault(name, len(self)) if name in self or len(self) < EXTRA_MAX else -1
 
     def valid(self, codes: Ints, values: Floats) -> Bools:
-        """Which values are finite and have a code; the others are counted."""
+        """Which values can be summed and have a code; those without one are counted."""
         coded = codes >= 0
         self.dropped += len(codes) - int(np.count_nonzero(coded))
-        good: Bools = coded & np.isfinite(values)
+        good: Bools = coded & (np.abs(values) <= columns.VALUE_MAX)
         return good
 
 

@@ -138,7 +138,7 @@ class CellTable:
             state, partial, is_first = state[order], partial[order], is_first[order]
         starts = cell_arrays.starts_of(row)
         sizes = np.diff(starts, append=len(row))
-        known = np.isfinite(metrics)  # no sum survives an infinity
+        known = np.abs(metrics) <= columns.VALUE_MAX
         everywhere = bool(known.all())
         stated = np.bincount(
             np.repeat(np.arange(len(starts)), sizes) * len(STATES) + state,

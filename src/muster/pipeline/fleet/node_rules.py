@@ -23,6 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from muster.core.reports import columns as reports_columns
 from muster.pipeline.alerts import rules
 from muster.pipeline.fleet import blocks, cells, node_columns
 from muster.predicates import types
@@ -201,7 +202,7 @@ class NodeRuleEvaluator:
         mean, spread, samples = (known.data[f"{what} {metric}"] for what in ("mean", "spread", "samples"))
         for rows in rounds:
             value, at = values[rows], block.place[rows]
-            good = np.isfinite(value)
+            good = np.abs(value) <= reports_columns.VALUE_MAX
             value, at = value[good].astype(np.float32), at[good]
             times = samples[at].astype(np.float32)
             away = value - mean[at]

@@ -242,7 +242,7 @@ class ScopeRuleEvaluator:
                         many.about,
                         on,
                         many.to_ms,
-                        None if value is None else float(value),
+                        float(value) if value is not None and np.isfinite(value) else None,
                         many.name if many.scope == "group" else "",
                     )
                 )

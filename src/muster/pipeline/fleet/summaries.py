@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from muster.core.reports import sketches
+from muster.core.reports import columns, sketches
 from muster.pipeline.fleet import blocks, cells
 
 
@@ -26,8 +26,8 @@ class ChannelSummary(msgspec.Struct, frozen=True):
     def from_row(cls, row: dict[str, Any]) -> ChannelSummary:
         least, most = (row[name] for name in ("min", "max"))
         figures = (row["sum"], np.inf if least is None else least, -np.inf if most is None else most)
-        if row["count"] < 0 or np.isnan(figures).any() or not np.isfinite(figures[0]):
-            raise ValueError("a summary has figures that are not finite")
+        if row["count"] < 0 or np.isnan(figures).any() or not abs(figures[0]) <= columns.SUM_MAX:
+            raise ValueError("a summary has figures that are not finite, or too large")
         return cls(
             row["metric"],
             int(row["from"].timestamp() * 1000),

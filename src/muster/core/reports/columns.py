@@ -40,6 +40,7 @@ LEVELS_MAX = 64
 # because an infinity is in no JSON, and a report with one could not be read.
 VALUE_MAX = 1e30
 SUM_MAX = 1e300
+COUNT_MAX = 1 << 53  # of a summary: counts are summed up, too
 
 #: Metrics that every sensor provides, in the order of their columns.
 STANDARD_METRICS = (

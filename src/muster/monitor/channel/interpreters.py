@@ -172,14 +172,15 @@ class MetricSummary:
         summary.min = float("inf") if row["min"] is None else row["min"]
         summary.max = float("-inf") if row["max"] is None else row["max"]
         figures = (row["sum"], row["min"] or 0.0, row["max"] or 0.0)
-        if row["count"] < 0 or not all(abs(figure) <= reports_columns.SUM_MAX for figure in figures):
+        is_counted = 0 <= row["count"] <= reports_columns.COUNT_MAX
+        if not is_counted or not all(abs(figure) <= reports_columns.SUM_MAX for figure in figures):
             raise messages.MalformedMessage("a summary has figures that are not finite, or too large")
         summary.sketch = sketches.QuantileSketch.from_bytes(row["sketch"])
         summary.machines = sketches.DistinctSketch.from_bytes(row["machines"])
         return summary
 
     def merge(self, other: MetricSummary) -> None:
-        self.count += other.count
+        self.count = min(self.count + other.count, reports_columns.COUNT_MAX)
         limit = reports_columns.SUM_MAX  # a reader would refuse a greater one, with all other summaries
         self.sum = min(max(self.sum + other.sum, -limit), limit)
         self.min, self.max = min(self.min, other.min), max(self.max, other.max)

@@ -26,7 +26,8 @@ class ChannelSummary(msgspec.Struct, frozen=True):
     def from_row(cls, row: dict[str, Any]) -> ChannelSummary:
         least, most = (row[name] for name in ("min", "max"))
         figures = (row["sum"], np.inf if least is None else least, -np.inf if most is None else most)
-        if row["count"] < 0 or np.isnan(figures).any() or not abs(figures[0]) <= columns.SUM_MAX:
+        is_counted = 0 <= row["count"] <= columns.COUNT_MAX
+        if not is_counted or np.isnan(figures).any() or not abs(figures[0]) <= columns.SUM_MAX:
             raise ValueError("a summary has figures that are not finite, or too large")
         return cls(
             row["metric"],

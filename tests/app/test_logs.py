@@ -26,6 +26,15 @@ def test_pieces_together_stay_within_their_budget(tmp_path):
     assert (tmp_path / "domain.log.1").read_text().splitlines()[-1] < path.read_text().splitlines()[0]
 
 
+def test_only_the_owner_reads_a_log(tmp_path):
+    path = tmp_path / "domain.log"
+    path.touch(mode=0o644)  # as versions before made it
+    with log_files.RotatingFile(path, 10, 0) as stream:
+        for _ in range(3):
+            stream.write("a line\n")
+    assert [piece.stat().st_mode & 0o777 for piece in tmp_path.iterdir()] == [0o600] * 3
+
+
 def test_it_continues_where_it_stopped(tmp_path):
     for text in ("one\n", "two\n"):
         with log_files.RotatingFile(tmp_path / "a.log", 1_000, 0) as stream:

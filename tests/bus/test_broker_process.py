@@ -67,7 +67,8 @@ async def test_a_system_secret_of_any_characters_opens_the_system_account(settin
 
 async def test_its_files_are_for_its_user_only(settings):
     async with broker.Broker(settings) as server:
-        assert server.config.config_path.stat().st_mode & 0o777 == 0o600
+        for path in (server.config.config_path, server.config.log_path, server.config.output_path):
+            assert path.stat().st_mode & 0o777 == 0o600, path
         assert server.config.directory.stat().st_mode & 0o777 == 0o700
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO, cast
 
+from muster.core import files
 from muster.core.settings import domain
 from muster.core.telemetry import log
 from muster.supervision import children, tasks
@@ -135,7 +136,7 @@ class RotatingFile(io.TextIOBase):
         self._path = path
         self._max_bytes = max_bytes
         self._max_age_s = max_age_s
-        self._file = path.open("ab", buffering=0)
+        self._file = files.open_private(path, "ab")
         self._size = path.stat().st_size
         self._remove_old()
         self.lost = 0  # lines that could not be written
@@ -164,7 +165,7 @@ class RotatingFile(io.TextIOBase):
     def _rotate(self) -> None:
         """Open the new piece first: if that fails, the older ones stay, and only lines are lost."""
         draft = self._path.with_name(f".{self._path.name}.new")
-        fresh = draft.open("wb", buffering=0)
+        fresh = files.open_private(draft, "wb")
         try:
             for number in range(PIECES - 1, 0, -1):
                 older = self._piece(number - 1) if number > 1 else self._path

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import io
 import os
 import tempfile
 from collections.abc import Iterator
@@ -64,10 +65,17 @@ def create(path: Path, data: bytes, *, mode: int = PRIVATE) -> None:
         draft.publish()
 
 
+def open_private(path: Path, mode: str) -> io.FileIO:
+    """A file that only its owner may read, also one that exists with another mode."""
+    file = io.FileIO(path, mode, opener=lambda name, flags: os.open(name, flags, PRIVATE))
+    os.fchmod(file.fileno(), PRIVATE)
+    return file
+
+
 def append_line(path: Path, line: bytes) -> None:
     """Append a line without its end. The rest of a line that was written in part before, by a process that
     ended or on a full disk, becomes a line of its own."""
-    with path.open("ab+") as file:
+    with open_private(path, "ab+") as file:
         if file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) and file.read(1) != b"\n":
             line = b"\n" + line
         file.write(line + b"\n")

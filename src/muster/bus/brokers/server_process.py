@@ -58,6 +58,7 @@ _GUARDIAN = """
 # Arguments: the pipe, the seconds without a domain, the command. $$ is the process id of the shell and, after
 # exec, of the server. A line from the standard input means: start.
 GUARDED = f"""
+umask 077
 pipe=$1 outlive_s=$2 pid=$$
 {_OPEN}
 read -r _ || exit
@@ -169,7 +170,7 @@ async def launch(
     If this process ends before, so does that one."""
     try:
         # Not in a thread: a cancellation would leave it open.
-        output = settings.output_path.open("wb")
+        output = files.open_private(settings.output_path, "wb")
     except OSError as error:
         raise diagnosis.unwritable(settings.name, error) from error
     pipe = -1

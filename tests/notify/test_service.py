@@ -571,3 +571,19 @@ async def test_many_changes_of_one_party_are_made_in_their_order(notifier, recei
     assert most == 1  # of one shard
     actual = await queries.match_receivers(await connect("asker"), "load = 1200")
     assert actual.receivers == ["farm/a"]
+
+
+async def test_a_process_has_a_number_of_receivers(notifier, receivers):
+    served = await notifier(settings=msgspec.structs.replace(QUICK, receivers_per_identity=3))
+    farm, other = await receivers("farm"), await receivers("other")
+    await _define(farm)
+    web = await farm.advertise("w1", "WebServer", STATE)
+    for name in ("w2", "w3"):
+        await farm.advertise(name, "WebServer", STATE)
+    with pytest.raises(errors.LimitExceeded, match="farm has 3 receivers, of 3") as refused:
+        await farm.advertise("w4", "WebServer", STATE)
+    assert "notify.receivers_per_identity" in (refused.value.hint or "")
+    await other.advertise("w4", "WebServer", STATE)
+    await web.leave()
+    await farm.advertise("w4", "WebServer", STATE)
+    assert served.engine.stored.of("farm") == (3, 0)

@@ -62,7 +62,11 @@ class StoredAmounts:
             (f"bytes of {quota.what}", had_bytes, size, quota.bytes, quota.bytes_setting),
         ):
             if most and more > 0 and now + more > most:
-                raise errors.LimitExceeded(
-                    f"{identity} has {now:,} {unit}, of {most:,} that one identity may have",
-                    hint=f"delete some, or let an operator raise {setting}",
-                )
+                raise exceeded(identity, now, unit, most, setting)
+
+
+def exceeded(identity: str, now: int, unit: str, most: int, setting: str) -> errors.LimitExceeded:
+    return errors.LimitExceeded(
+        f"{identity} has {now:,} {unit}, of {most:,} that one identity may have",
+        hint=f"delete some, or let an operator raise {setting}",
+    )

@@ -107,6 +107,22 @@ class MessageSettings(sections.SettingsSection, frozen=True, kw_only=True):
         int,
         field_doc("Maximum number of connections of an identity, gateways included.", ge=1),
     ] = 5000
+    queues_per_identity: Annotated[
+        int,
+        field_doc(
+            "Maximum number of queues in a partition that an identity has created, by sending to them, since "
+            "the dispatcher started. Temporary queues do not count: they end with their connection.",
+            ge=1,
+        ),
+    ] = 10_000
+    subscriptions_per_identity: Annotated[
+        int,
+        field_doc(
+            "Maximum number of durable subscriptions of an identity in a partition. Each stores the messages "
+            "of its topic until they are received.",
+            ge=1,
+        ),
+    ] = 1_000
     checkpoint_records: Annotated[
         int, field_doc("Number of batches after which the log's records are replaced by a checkpoint.", ge=10)
     ] = 5000

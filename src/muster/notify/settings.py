@@ -26,6 +26,14 @@ class NotifySettings(sections.SettingsSection, frozen=True, kw_only=True):
             ge=1,
         ),
     ] = 6.0
+    receivers_per_identity: Annotated[
+        int,
+        field_doc(
+            "Receivers of one process at a notifier. Each takes about 100 bytes, and its policy once for all "
+            "that have the same.",
+            ge=1,
+        ),
+    ] = 250_000
     ack_wait_s: Annotated[
         float, field_doc("A durable event that is not acknowledged is delivered again after this time.", gt=0)
     ] = 5.0

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from muster.core import errors, topics
+from muster.core import errors, quotas, topics
 from muster.message import destinations, partitions, protocol, selectors
 from muster.message import errors as message_errors
 from muster.message.dispatcher import backlog, delivery, state, topic_capture
@@ -174,6 +174,9 @@ class Attachments:
             self._state.journal.add(journal.JournalItem([], ledger.LogRecord(), begin, failed))
             return
         existing = self._ledger.subscriptions.get(subscription.key)
+        if existing is None and (refusal := self._exceeds_quota(subscription)) is not None:
+            failed(refusal)
+            return
         if existing is not None:  # it is replaced
             self._delivery.unload(self._ledger.backlogs[subscription.key])
 
@@ -196,6 +199,22 @@ class Attachments:
                 [], ledger.LogRecord(subscribed=[subscription]), made, not_made, closes_batch=True
             )
         )
+
+    def _exceeds_quota(self, new: ledger.DurableSubscription) -> errors.LimitExceeded | None:
+        stored, identity = self._ledger.subscriptions, new.identity
+        number = sum(subscription.identity == identity for subscription in stored.values())
+        number += sum(
+            use.subscription is not None
+            and use.subscription.identity == identity
+            and _BUSY in use.users
+            and key not in stored
+            for key, use in self._uses.items()
+        )
+        most = self._state.settings.subscriptions_per_identity
+        if number < most:
+            return None
+        setting = "message.subscriptions_per_identity"
+        return quotas.exceeded(identity, number, "durable subscriptions", most, setting)
 
     def _start(
         self,

@@ -8,12 +8,12 @@ import os
 import socket
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from muster.bus import api
-from muster.core import errors
+from muster.core import errors, queue_names, quotas
 from muster.message import destinations, messages, partitions, protocol, selectors, settings
 from muster.message.dispatcher import backlog
 from muster.message.dispatcher.log import journal, ledger, pages
@@ -106,6 +106,7 @@ class DispatcherState:
         )
         self.journal = journal.Journal(stream, 0, self._applied, self.subjects)
         self.connections: dict[str, ClientConnection] = {}
+        self._created: dict[str, set[str]] = {}  # keys of queues by the identity that created them
         self.clients: dict[str, str] = {}  # origin of connections with a client id -> connection
         self.patterns = ledger.TopicPatternIndex()
         self.indexes: dict[str, selectors.SelectorIndex[str]] = {}  # live subscriptions by topic pattern
@@ -141,6 +142,19 @@ class DispatcherState:
         acknowledgements need room too.
         """
         return self.used_bytes + size <= FULL * self.max_bytes
+
+    def create_queues(self, identity: str, keys: Iterable[str]) -> None:
+        """Note that an identity sends to these; `errors.LimitExceeded` if it has created too many."""
+        temporary = ledger.queue_key(queue_names.TEMPORARY)
+        new = {key for key in keys if key not in self.ledger.depths and not key.startswith(temporary)}
+        if not new:
+            return
+        own, most = self._created.get(identity, set()) | new, self.settings.queues_per_identity
+        if len(own) > most:  # some may not exist any more
+            own = {key for key in own if key in self.ledger.depths} | new
+        if len(own) > most:
+            raise quotas.exceeded(identity, len(own - new), "queues", most, "message.queues_per_identity")
+        self._created[identity] = own
 
     def check_may_send(self, identity: str, destination: destinations.Destination) -> None:
         if destination.is_queue:

@@ -126,6 +126,8 @@ class Works:
         acked = self._acknowledged(connection, acks, strict=work.strict)
         targets: dict[str, _Target] = {}
         copies = [self._journal_message(connection, send, targets) for send in sends]
+        stored_in = journal.count_by_queue(copies)
+        self._state.create_queues(connection.identity, stored_in)
         connection.staged = None
         self._state.used_bytes += size
         if not copies and not acked and not attempt:
@@ -148,7 +150,7 @@ class Works:
 
         record = ledger.LogRecord(
             acked=acked,
-            stored=journal.count_by_queue(copies),
+            stored=stored_in,
             last_works={connection.name: work.number},
             decided={attempt.name: attempt.participants} if attempt else {},
         )

@@ -11,6 +11,7 @@ There is a single writer: between two calls every event sees one consistent stat
 
 from __future__ import annotations
 
+import collections
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from muster.core import errors
+from muster.core import errors, quotas
 from muster.notify import models
 from muster.notify.matcher import kernels_numpy, name_table, opcodes, policy_index
 from muster.notify.matcher import receiver_table as tables
@@ -75,6 +76,7 @@ class Matcher:
         self.tables: list[tables.ReceiverTable] = []
         self._table_of: dict[str, int] = {}
         self._names: list[name_table.NameTable] = []  # by table
+        self.stored = quotas.StoredAmounts()  # receivers by process
         self._ids = np.zeros(1024, np.int32)  # equivalent: grows as needed
 
     def use(self, kernels: Any) -> None:
@@ -129,6 +131,7 @@ class Matcher:
             table.set_durable(rows, True)
         table.set_policy(row, held)
         self._names[number].add([receiver], rows)
+        self._count([receiver], 1)
 
     def join_many(
         self,
@@ -163,6 +166,7 @@ class Matcher:
         table.set_policies(rows, held)
         table.changed_s[rows] = at_s
         self._names[number].add(receivers, rows)
+        self._count(receivers, 1)
 
     def update(self, receivers: Sequence[str], columns: Mapping[str, Sequence[Any]], at_s: int = 0) -> None:
         """Set new values, given in columns. If a receiver occurs twice, the last value counts."""
@@ -229,6 +233,12 @@ class Matcher:
         if held >= 0:
             self.policies.release(held)
         self._names[self._table_of[table.model.name]].remove(np.array([row], np.int64))
+        self._count([receiver], -1)
+
+    def _count(self, receivers: Iterable[str], by: int) -> None:
+        counts = collections.Counter(receiver.partition("/")[0] for receiver in receivers)
+        for process, number in counts.items():
+            self.stored.change(process, by * number)
 
     def leave_shard(self, shard: int) -> None:
         """Remove all receivers of a shard."""
@@ -236,6 +246,7 @@ class Matcher:
             rows = table.rows_of(shard)
             if not len(rows):
                 continue
+            self._count(known.of(rows), -1)
             held, users = np.unique(table.policy_of[rows], return_counts=True)
             table.release_rows(rows)
             for policy, count in zip(held.tolist(), users.tolist(), strict=True):  # equivalent: as many

@@ -17,7 +17,7 @@ import msgspec
 
 from muster.bus import api, leases
 from muster.bus.rpc import error_replies
-from muster.core import errors, subjects
+from muster.core import errors, quotas, subjects
 from muster.notify import authorities, models, protocol
 from muster.notify.matcher import matcher as engines
 from muster.notify.notifier import fair_queue, pending_acks
@@ -96,11 +96,17 @@ class ChangeValidator:
     """Validates changes, given the earlier ones of the same write."""
 
     def __init__(
-        self, engine: engines.Matcher, knows: authorities.AuthorityView, count: Callable[[str], None]
+        self,
+        engine: engines.Matcher,
+        knows: authorities.AuthorityView,
+        count: Callable[[str], None],
+        receivers_max: int = 0,
     ) -> None:
+        """``receivers_max``: of one process; 0: no limit."""
         self._engine = engine
         self._knows = knows
         self._count = count
+        self._quota = quotas.Quota("receivers", receivers_max, "notify.receivers_per_identity")
         self._models: dict[str, models.Model | None] = {}  # of this write; None: the receiver has left
 
     def check(
@@ -131,11 +137,13 @@ class ChangeValidator:
                     _require_short(attribute, (value,))
                 model.require(protocol.from_wire(change.state))
                 kept = msgspec.structs.replace(change, policy=vocabulary.policy_text(change.policy))
+                self._check_quota(process, receivers)
                 self._models[receivers[0]] = model
                 return kept
             case protocol.JoinReceivers():
                 self._check_joins(change, receivers)
                 texts = tuple(map(vocabulary.policy_text, change.policies))
+                self._check_quota(process, receivers)
                 self._models.update(dict.fromkeys(receivers, vocabulary.receiver_model(change.model)))
                 return msgspec.structs.replace(change, policies=texts, changed_s=[])
             case protocol.SetReceiverPolicy():
@@ -149,6 +157,13 @@ class ChangeValidator:
                     for model in fitting:
                         _check_cells(model, attribute, cells, len(receivers))
         return change
+
+    def _check_quota(self, process: str, receivers: Sequence[str]) -> None:
+        """`errors.LimitExceeded` if the process has too many receivers with these and those of this write."""
+        stored, joining = self._engine.stored, self._models
+        if stored.of(process)[0] + len(joining) + len(receivers) > self._quota.items:
+            own = {name for name, model in joining.items() if model and name.startswith(f"{process}/")}
+            stored.check(process, self._quota, sum(name not in self._engine for name in own.union(receivers)))
 
     def _check_joins(self, change: protocol.JoinReceivers, receivers: list[str]) -> None:
         for name in change.receivers:

@@ -188,7 +188,10 @@ class ShardManager:
                 await self._write_snapshot(held)
 
     async def _write_batch(self, held: shards_shard.Shard, queued: list[shards_shard.QueuedChanges]) -> None:
-        checker = shards_shard.ChangeValidator(self._common.engine, self._common.known, self._common.count)
+        common = self._common
+        checker = shards_shard.ChangeValidator(
+            common.engine, common.known, common.count, common.settings.receivers_per_identity
+        )
         entries, outcomes = [], []
         for entry in queued:
             accepted, refused = checker.check(entry.process, entry.changes, held.shard)

@@ -27,6 +27,7 @@ from muster.app.operations import audit, control, retention, storage_monitor
 from muster.bus import api
 from muster.bus.client import client
 from muster.bus.http import health, server, telemetry_export
+from muster.bus.rpc import admission
 from muster.core import errors, messages
 from muster.core.formats import complete
 from muster.core.settings import domain, loader
@@ -110,6 +111,7 @@ class Domain:
             raise errors.Conflict(f"the domain {self.settings.domain.name} is already {self.state.value}")
         self.state = DomainState.STARTING
         self._started_at_s = time.time()
+        admission.of_loop(asyncio.get_running_loop()).share = self.settings.bus.share_per_identity
         self._failure = asyncio.get_running_loop().create_future()
         self._components = component.ComponentGroup(
             self._parts, context_for=self._context, on_failure=self._part_failed

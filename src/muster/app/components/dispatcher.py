@@ -13,6 +13,7 @@ from muster.app.components import component
 from muster.app.components import context as context_
 from muster.app.supervisor import module_process, port_workers
 from muster.bus import api
+from muster.bus.rpc import admission
 from muster.core import errors, health, subjects
 from muster.core.settings import domain
 from muster.core.telemetry import metrics
@@ -111,6 +112,7 @@ class DispatcherTask(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes: int
     replicas: int
     lease_ttl_s: float
+    share_per_identity: float = admission.SHARE
     health: domain.HealthSettings
     log_level: str = "info"
 
@@ -160,6 +162,7 @@ class DispatcherComponent:
                 max_bytes=max_bytes,
                 replicas=replicas,
                 lease_ttl_s=lease_ttl_s,
+                share_per_identity=context.settings.bus.share_per_identity,
                 health=msgspec.structs.replace(context.settings.health, port=0),
                 log_level=context.settings.log.level,
             )

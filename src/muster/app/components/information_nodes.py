@@ -77,7 +77,6 @@ def node_arguments(settings: domain.BaseSettings, trust: keyring.Keyring) -> dic
     return {
         "max_bytes": settings.retention.contexts.max_bytes,
         "replicas": settings.bus.replicas,
-        "share_per_identity": settings.bus.share_per_identity,
         "role_of": identity_roles.IdentityRoles(trust),
         "zone": settings.domain.zone,
         "mount_backends": mount.BACKENDS,

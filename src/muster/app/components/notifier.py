@@ -48,7 +48,6 @@ class NotifierComponent:
             domain=context.settings.domain.name,
             grant_lifetime_s=context.settings.trust.grant_lifetime_s,
             replicas=context.settings.bus.replicas,
-            share_per_identity=context.settings.bus.share_per_identity,
             measure=context.metrics,
         )
         await self._notifier.start()

@@ -18,6 +18,7 @@ from muster.app.components import dispatcher, web
 from muster.app.supervisor import server_process
 from muster.bus import api
 from muster.bus.http import health as http_health
+from muster.bus.rpc import admission
 from muster.core import errors
 from muster.core.telemetry import log, metrics
 from muster.supervision import tasks
@@ -28,6 +29,7 @@ CONNECT_S = 0.5  # between attempts, while the domain starts
 
 
 async def run(task: dispatcher.DispatcherTask, stop: asyncio.Event) -> None:
+    admission.of_loop(asyncio.get_running_loop()).share = task.share_per_identity
     measure = metrics.Metrics(process=True)
     folder = home.DomainFolder(Path(task.root))
     trust = await asyncio.to_thread(keyring.Keyring.open, Path(task.keys))

@@ -88,6 +88,7 @@ async def connect(task: WorkerConfig, measure: metrics.Metrics) -> api.Bus:
 
 
 async def run(task: WorkerConfig, stop: asyncio.Event, ready: Callable[[], None]) -> None:
+    admission.of_loop(asyncio.get_running_loop()).share = task.share_per_identity
     measure = metrics.Metrics(process=True)
     conditions: dict[str, Callable[[], http_health.HealthReport]] = {"bus": _starting, task.kind: _starting}
     async with contextlib.AsyncExitStack() as stack:
@@ -121,7 +122,6 @@ async def run(task: WorkerConfig, stop: asyncio.Event, ready: Callable[[], None]
                     manager_ttl_s=task.manager_ttl_s,
                     authorize=RequestAuthorizer(pathlib.Path(task.keys)),
                     replicas=task.replicas,
-                    share_per_identity=task.share_per_identity,
                     open_key=lambda: keyring.Keyring.open(pathlib.Path(task.keys)).key_of_secrets(),
                 )
             case "manager":

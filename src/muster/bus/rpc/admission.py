@@ -1,10 +1,10 @@
 """Admission: which requests of an identity are handled, decided before anything of them is decoded.
 
-Each identity may use a share of the time of a service's event loop, and has a bounded number of pending
-requests. Costs are milliseconds of the loop. Receiving a message costs `RECEIVED`, and more if it is large;
-executing a request costs `REQUEST` and the time that its steps take; a request that is malformed or names no
-operation costs `MALFORMED` in addition, because correct clients hardly send any. Each cost is charged when it
-is known, and the next requests are refused for it.
+Each identity may use a share of the time of an event loop, for all services there, and has a bounded number
+of pending requests. Costs are milliseconds of the loop. Receiving a message costs `RECEIVED`, and more if it
+is large; executing a request costs `REQUEST` and the time that its steps take; a request that is malformed or
+names no operation costs `MALFORMED` in addition, because correct clients hardly send any. Each cost is
+charged when it is known, and the next requests are refused for it.
 
 A refusal costs no task and decodes nothing. It is answered at most once a second for each identity, and the
 others are dropped: otherwise the replies to a flood would be a flood. A dropped request is repeated by
@@ -16,6 +16,7 @@ The table of identities is bounded. Pure: the time is an argument.
 from __future__ import annotations
 
 import enum
+import weakref
 from collections import Counter
 
 from muster.core import leaky_buckets
@@ -36,13 +37,23 @@ class RefusalReason(enum.StrEnum):
 
 
 class Admission:
-    """The budgets of the identities, for one server or for several that share them."""
+    """The budgets of the identities."""
 
     def __init__(self, share: float = SHARE) -> None:
+        self.share = share
+        self._answers: leaky_buckets.LeakyBuckets[str] = leaky_buckets.LeakyBuckets(_ANSWERS)
+
+    @property
+    def share(self) -> float:
+        return self._share
+
+    @share.setter
+    def share(self, share: float) -> None:
+        """Of the time of the loop, for one identity; budgets start anew."""
         each_s = 1000 * share
         budget = leaky_buckets.BucketBudget(max(1, round(each_s)), 1.0 / each_s)
+        self._share = share
         self._costs: leaky_buckets.LeakyBuckets[str] = leaky_buckets.LeakyBuckets(budget)
-        self._answers: leaky_buckets.LeakyBuckets[str] = leaky_buckets.LeakyBuckets(_ANSWERS)
 
     def is_over(self, identity: str, now_s: float) -> bool:
         """Whether the identity has used up its budget."""
@@ -64,6 +75,17 @@ class Admission:
             return False
         self._answers.add(identity, now_s)
         return True
+
+
+_of_loops: weakref.WeakKeyDictionary[object, Admission] = weakref.WeakKeyDictionary()
+
+
+def of_loop(loop: object) -> Admission:
+    """That of all servers of an event loop: they share its time."""
+    found = _of_loops.get(loop)
+    if found is None:
+        found = _of_loops[loop] = Admission()
+    return found
 
 
 class PendingRequests:

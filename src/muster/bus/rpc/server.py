@@ -182,11 +182,11 @@ class RpcServer:
     """``async with Server(bus, part, operations, …):`` serves them until it is left.
 
     ``at_once``: the number of requests that are executed concurrently; further ones wait, up to
-    ``pending_max``, and beyond that are refused as overload. One identity may have half of them pending, and
-    has its budget of ``admission``, so it cannot lock out all others. While ``serving`` returns False
-    requests are ignored, and callers retry; one that was accepted before, and then was not done because the
-    service is unavailable, gets no reply. ``on_outcome`` is called with the outcome of each request, as
-    `outcomes` counts them.
+    ``pending_max``, and beyond that are refused as overload. One identity may have half of them pending,
+    and has its budget of ``admission`` (that of the event loop), so it cannot lock out all others. While
+    ``serving`` returns False requests are ignored, and callers retry; one that was accepted before, and
+    then was not done because the service is unavailable, gets no reply. ``on_outcome`` is called with the
+    outcome of each request, as `outcomes` counts them.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class RpcServer:
         self._codec: RpcCodec = codec or JsonCodec()
         self._group = group
         self._gate = asyncio.Semaphore(at_once) if at_once else contextlib.nullcontext()
-        self._admission = admission or admission_.Admission()
+        self._admission = admission or admission_.of_loop(asyncio.get_running_loop())
         self._pending = admission_.PendingRequests(pending_max)
         self._serving = serving
         self._on_outcome = on_outcome

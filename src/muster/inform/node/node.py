@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from muster.bus import api, uptime
-from muster.bus.rpc import admission, requests, server
+from muster.bus.rpc import requests, server
 from muster.core import errors, heap, lifecycle, subjects
 from muster.inform import protocol
 from muster.inform import settings as settings_
@@ -53,7 +53,6 @@ async def start(
     role_of: state.RoleResolver | None = None,
     zone: str = "default",
     mount_backends: registry.Backends = registry.BACKENDS,
-    share_per_identity: float = admission.SHARE,
 ) -> InformationNode:
     """Start a node. It has loaded its view and received the whole log. ``name``: by default the bus identity.
 
@@ -83,7 +82,7 @@ async def start(
         zone=zone,
         mount_backends=mount_backends,
     )
-    node = InformationNode(shared, admission.Admission(share_per_identity))
+    node = InformationNode(shared)
     try:
         await node.open()
     except BaseException:
@@ -93,7 +92,7 @@ async def start(
 
 
 class InformationNode(lifecycle.ClosingContext):
-    def __init__(self, shared: state.NodeState, admission_: admission.Admission) -> None:
+    def __init__(self, shared: state.NodeState) -> None:
         self.state = shared
         self.name = shared.name
         self.primary = primary.PrimaryWriter(shared)
@@ -150,7 +149,6 @@ class InformationNode(lifecycle.ClosingContext):
                 _operation("store", protocol.ContextQuery, lambda _, name: self.maintenance.store(name.key)),
             )
         }
-        self._admission = admission_
         self._server = self._new_server((*operations, *self._internal.values()), IN_FLIGHT_MAX)
         self._watching = self._new_server([changes], WATCHING_MAX)
         self._notification_handlers: dict[str, Callable[[bytes], Awaitable[None] | None]] = {
@@ -244,7 +242,6 @@ class InformationNode(lifecycle.ClosingContext):
             protocol.PART,
             operations,
             codec=protocol.InformCodec(self.name),
-            admission=self._admission,
             pending_max=pending_max,
         )
 

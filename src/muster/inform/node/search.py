@@ -1,8 +1,10 @@
 """Searches: every primary searches its contexts in key order and replies with one page.
 
-A node may have a million contexts, and a search must not block its other work.  A search therefore runs in
-short time slices, and concurrent searches take turns.  It stops when it has enough matches or its time is up,
-and reports how far it came (``reached``), so that the caller can continue.  It holds one reply in memory.
+A node may have a million contexts, and a search must not block its other work. A search therefore runs in
+short time slices, and concurrent searches take turns: first those of one client, then the clients. The time
+is charged to the client (`muster.bus.rpc.admission`). A search stops when it has enough matches or its time
+is up, and reports how far it came (``reached``), so that the caller can continue. It holds one reply in
+memory.
 
 A primary may move during a search, from a node that has not reached its key to one that has passed it.  So a
 node also reports the matching keys whose primary it was until recently, and the requesting node reads from
@@ -18,21 +20,26 @@ import bisect
 import contextlib
 import functools
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
 
+from muster.bus.rpc import admission
 from muster.core import errors
 from muster.inform import protocol, search_plan
 from muster.inform.node import reads, state
 from muster.inform.node.replicas import replica_table, sorted_keys
 
-SLICE_S = 0.001
+SLICE_S = 0.0003
 SLICE_KEYS = 64  # between two checks of the clock
 SEARCH_S = 1.0  # a node replies after this time
 REPLIES_S = 3.0  # nodes without a reply after this time are reported as silent
 SEARCHES_MAX = 64
+SEARCHES_EACH_MAX = 16  # of one client
+CONTEXT_COST = 0.01  # of a context in a reply, in the unit of `muster.bus.rpc.admission`
+FOUND_MAX = 1_000  # contexts in one reply: more are encoded and decoded for too long; clients continue
 MOVED_MAX = 200  # in one reply: each costs a read of the log
 REPLIES_BYTES_MAX = 64 << 20  # total size of the values in the replies of all nodes
 NODE_BYTES_MIN = 4 << 10  # but at least so many for each node
@@ -48,8 +55,9 @@ class ContextSearch:
         self._state = shared
         self._reader = reader
         self._slice_lock = asyncio.Lock()  # one slice in each iteration of the event loop
+        self._turns: dict[str, asyncio.Lock] = {}  # by client: it waits for one slice at a time
         self._unordered: list[str] = []  # keys that are not sorted yet
-        self._searches = 0
+        self._searches: Counter[str] = Counter()  # by client
 
     # All nodes.
 
@@ -61,7 +69,10 @@ class ContextSearch:
         others = [node for node in shared.directory.nodes if node not in without]
         share = REPLIES_BYTES_MAX // (len(others) + 1)
         query = msgspec.structs.replace(
-            query, reader=identity, bytes_max=max(NODE_BYTES_MIN, min(share, protocol.REPLY_BYTES_MAX))
+            query,
+            reader=identity,
+            limit=min(query.limit, FOUND_MAX),
+            bytes_max=max(NODE_BYTES_MIN, min(share, protocol.REPLY_BYTES_MAX)),
         )
         replies, (mounted, failed) = await asyncio.gather(
             shared.bus.gather(  # this node replies as well
@@ -151,15 +162,20 @@ class ContextSearch:
 
     async def find_here(self, query: protocol.FindContexts) -> protocol.PartialFindResult:
         """Search the contexts whose primary this node is."""
-        if self._searches >= SEARCHES_MAX:
+        client, of = query.reader, self._searches
+        if of.total() >= SEARCHES_MAX or of[client] >= SEARCHES_EACH_MAX:
             raise errors.Overloaded(
-                f"{self._state.name} already runs {SEARCHES_MAX} searches", retry_after_s=SEARCH_S
+                f"{self._state.name} already runs {of[client]} searches of {client}, {of.total()} in all",
+                retry_after_s=SEARCH_S,
             )
-        self._searches += 1
+        of[client] += 1
+        turn = self._turns.setdefault(client, asyncio.Lock())
         try:
-            return self._with_moved(query, await self._search(query, search_plan.plan(query.predicate)))
+            return self._with_moved(query, await self._search(query, search_plan.plan(query.predicate), turn))
         finally:
-            self._searches -= 1
+            of[client] -= 1
+            if not of[client]:
+                del of[client], self._turns[client]
 
     def _with_moved(
         self, query: protocol.FindContexts, result: protocol.PartialFindResult
@@ -181,16 +197,21 @@ class ContextSearch:
         return msgspec.structs.replace(result, moved=moved) if moved else result
 
     async def _search(
-        self, query: protocol.FindContexts, plan: search_plan.SearchPlan
+        self, query: protocol.FindContexts, plan: search_plan.SearchPlan, turn: asyncio.Lock
     ) -> protocol.PartialFindResult:
         shared, until_s = self._state, time.monotonic() + SEARCH_S
+        loop = asyncio.get_running_loop()
+        costs = admission.of_loop(loop)
         contexts: list[protocol.Context] = []
         size, reached = 0, query.after
         if plan.keys is None and not await self._ensure_sorted(until_s):
             return protocol.PartialFindResult(shared.name, contexts, True, reached)
         while True:
-            async with self._slice_lock:
+            async with turn, self._slice_lock:
+                began_s = loop.time()
                 matching, after = self._slice(plan, reached)
+                cost = 1000 * (loop.time() - began_s) + CONTEXT_COST * len(matching)
+                costs.charge(query.reader, cost, began_s)
                 await asyncio.sleep(0)
             for key, selected in matching:
                 if query.reader and not shared.may_read(query.reader, key, selected.writer):

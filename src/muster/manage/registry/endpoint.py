@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from muster.bus import api, leases
-from muster.bus.rpc import admission, request_audit, requests, server
+from muster.bus.rpc import request_audit, requests, server
 from muster.core import backoff, errors, lifecycle, messages
 from muster.core.telemetry import log
 from muster.manage import protocol
@@ -63,7 +63,6 @@ class RegistryEndpoint(lifecycle.ServiceContext):
         manager_ttl_s: float = MANAGER_TTL_S,
         authorize: Authorize = allow_all,
         replicas: int = 1,
-        share_per_identity: float = admission.SHARE,
         open_key: secret_store.OpenKey | None = None,
     ) -> None:
         """``open_key`` reads the key of the secrets; without it, no secrets are stored."""
@@ -78,7 +77,6 @@ class RegistryEndpoint(lifecycle.ServiceContext):
         self._manager_ttl_s = manager_ttl_s
         self._authorize = authorize
         self._replicas = replicas
-        self._share_per_identity = share_per_identity
         self._open_key = open_key
         self._lease: leases.Lease | None = None
         self._leases: leases.Leases | None = None
@@ -156,7 +154,6 @@ class RegistryEndpoint(lifecycle.ServiceContext):
                     self._operations(),
                     audit=self._audit,
                     authorize=self._authorized,
-                    admission=admission.Admission(self._share_per_identity),
                     pending_max=PENDING_MAX,
                     serving=lambda: lease.held,
                 )

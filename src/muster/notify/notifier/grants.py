@@ -76,7 +76,6 @@ class GrantView:
             codec=common_.NotifyCodec(),
             group=PART,
             at_once=1,
-            admission=self._common.admission,
         )
         await self._server.start()
 

@@ -19,7 +19,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from muster.bus import api, leases
-from muster.bus.rpc import admission
 from muster.core import errors, lifecycle
 from muster.core.telemetry import metrics
 from muster.notify import authorities, protocol
@@ -44,7 +43,6 @@ class Notifier(lifecycle.ServiceContext):
         domain: str = "",
         grant_lifetime_s: float | None = None,
         replicas: int = 1,
-        share_per_identity: float = admission.SHARE,
         measure: metrics.Metrics | None = None,
         kernels: Any = None,
     ) -> None:
@@ -62,7 +60,6 @@ class Notifier(lifecycle.ServiceContext):
             self.known,
             self.engine,
             measure or metrics.Metrics(),
-            admission.Admission(share_per_identity),
         )
         self.held = self.common.held
         self._replicas = replicas

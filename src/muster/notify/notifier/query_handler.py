@@ -64,7 +64,6 @@ def query_server(notifier: notifier_notifier.Notifier) -> server.RpcServer:
         protocol.PART,
         operations,
         codec=_Codec(notifier),
-        admission=notifier.common.admission,
     )
 
 

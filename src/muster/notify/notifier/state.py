@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from muster.bus import api
-from muster.bus.rpc import admission, error_replies, requests, server
+from muster.bus.rpc import error_replies, requests, server
 from muster.core import errors, messages
 from muster.core.telemetry import log, metrics
 from muster.notify import authorities, protocol
@@ -33,7 +33,6 @@ class NotifierState:
         knows: authorities.AuthorityView,
         engine: engines.Matcher,
         measure: metrics.Metrics,
-        admission_: admission.Admission,
     ) -> None:
         self.name = bus.identity
         self.bus = bus
@@ -47,13 +46,11 @@ class NotifierState:
         self.counts: collections.Counter[str] = collections.Counter()
         self.refused: collections.Counter[str] = collections.Counter()  # receipts without a verified sender
         self._counter = measure.counter("notify_events", "Events and changes by outcome.", ("outcome",))
-        self.admission = admission_
         self.server = server.RpcServer(
             bus,
             protocol.PART,
             (),
             codec=NotifyCodec(),
-            admission=admission_,
             pending_max=PENDING_MAX,
             on_outcome=self._count_failure,
         )

@@ -14,10 +14,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from muster.bus import api
 from muster.core import errors, health
 from muster.manage import protocol, rows
 from muster.manage.adapters import base, plugins
 from muster.manage.agent import agent
+from muster.testing.eventually import eventually
 from tests.manage.test_registry import RegistryWorld, play, until
 
 START_S, LIFE_S = 0.3, 0.5
@@ -73,6 +75,9 @@ class ServiceAdapter(base.Adapter):
     async def do_restart(self) -> None:
         await self.do_stop()
         await self.do_start()
+
+    async def do_logs(self) -> str:
+        return ""
 
     async def do_break(self) -> None:
         """Its next runs are never healthy."""
@@ -207,20 +212,19 @@ def test_a_completed_job_is_as_desired_and_satisfies_its_dependants(run):
 # Rollouts
 
 
+async def ended(world: RegistryWorld, id: str) -> Any:
+    async def look() -> Any:
+        (row,) = await world.client.rollouts(id)
+        return None if row.state == "running" else row
+
+    return await eventually(look, timeout_s=600)
+
+
 async def rolled(world: RegistryWorld, *names: str, **plan: Any) -> tuple[Any, dict[str, str]]:
     begun = await world.client.rollout(rows.RolloutPlan(**plan), *names)
-    ended: list[Any] = []
-
-    async def look() -> None:
-        while not ended:
-            (row,) = await world.client.rollouts(begun.id)
-            if row.state != "running":
-                ended.append(row)
-            await asyncio.sleep(0.1)  # pace
-
-    await asyncio.wait_for(look(), 600)
+    row = await ended(world, begun.id)
     steps = await world.client.rollout_steps(begun.id)
-    return ended[0], {step.name: step.state for step in steps}
+    return row, {step.name: step.state for step in steps}
 
 
 def test_a_rollout_waits_for_the_health_of_each_batch(run):
@@ -258,7 +262,8 @@ def test_a_rollout_stops_at_the_first_resource_that_does_not_become_healthy(run,
         assert row.state == "stopped"
         assert steps == {"web-0": "failed"} | dict.fromkeys(names[1:], "pending")
         (step,) = [step for step in await world.client.rollout_steps(row.id) if step.name == "web-0"]
-        assert "web-0 is " in step.reason
+        assert step.reason.startswith("it is ")
+        assert row.reason == f"1 steps failed; at most 0 may fail. web-0: {step.reason}"
         assert sum(starts(world, name) for name in names[1:]) == 5
 
     run(scenario)
@@ -272,6 +277,25 @@ def test_a_rollout_that_reaches_no_resource_fails_and_resuming_tries_again(run):
         row, steps = await rolled(world, *names, operation="restart", batch="100%", timeout_s=1.0)
         assert (row.state, set(steps.values())) == ("stopped", {"unreachable"})
         assert "2 of 2 resources" in row.reason
+        await until(lambda: world.host._bus.state is api.ConnectionState.CONNECTED)
+        await world.client.resume(row.id)
+        assert (await ended(world, row.id)).state == "done"
+        assert [starts(world, name) for name in names] == [2, 2]
+
+    run(scenario)
+
+
+def test_reading_logs_does_not_delay_a_wait(run):
+    async def scenario(world: RegistryWorld) -> None:
+        async def read() -> None:
+            while True:
+                await asyncio.sleep(0.5)  # pace
+                await world.client.logs("web")
+
+        await world.client.apply(manifest("web"))
+        reading = asyncio.create_task(read())
+        await world.client.wait_settled("web", timeout_s=WAIT_S)
+        reading.cancel()
 
     run(scenario)
 

@@ -271,7 +271,7 @@ def test_a_users_day(shell: Shell, tmp_path: Path) -> None:
     # Draining.
     shell("drain", "web-2")
     shell.until(lambda: shell.state("web-2") == "down")
-    shell("drain", "web-2", "--undo")
+    shell("drain", "web-2", "--kind", "resource", "--undo")
     shell.until(lambda: shell.state("web-2") == "up")
 
     # A drill.
@@ -314,7 +314,8 @@ def test_a_users_day(shell: Shell, tmp_path: Path) -> None:
     assert ("bob-user", "exec", "refused") in whats
     assert shell.state("db") == "up"
 
-    shell("delete", "-f", manifest, "--wait", "60s")
+    deleted = driver.quick("delete", "-f", "-", "--wait", "60s", home=shell.home, stdin=MANIFEST)
+    assert deleted.code == 0, deleted.err
     assert not shell("get")
 
 

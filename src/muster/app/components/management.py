@@ -265,7 +265,7 @@ class ManagementComponent:
         readmitted, forgotten = set(self._readmitted), await fleet.forgotten()
         for agent in forgotten:
             if agent.name in self._readmitted:  # the machine enrolled again
-                await fleet.undrain(agent.name)
+                await fleet.undrain(agent.name, "agent")
                 continue
             try:
                 known = await asyncio.to_thread(trust.show, agent.name)

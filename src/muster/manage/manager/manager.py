@@ -303,13 +303,14 @@ class Manager(lifecycle.ServiceContext):
         resource = self.managed.get(name)
         return None if resource is None or resource.superseded else resource.assignment
 
-    def _on_executed(self, name: str, observed: protocol.ObservedState | None) -> None:
-        """An operation requested by a user has ended: it may have been a restart."""
+    def _on_executed(self, name: str, observed: protocol.ObservedState | None, has_begun: bool) -> None:
+        """An operation requested by a user has ended; ``has_begun``: it may have begun a run."""
         resource = self.managed.get(name)
         if resource is None:
             return
-        reconciler.doubt_stability(resource.runtime)
-        self._checkpoints.due.add(name)
+        if has_begun:
+            reconciler.doubt_stability(resource.runtime)
+            self._checkpoints.due.add(name)
         if observed is not None:
             self._observed(resource, observed, asyncio.get_running_loop().time(), self._now_ms())
             self._start_steps()

@@ -19,11 +19,13 @@ events = log.EventLog("manage")
 
 # Desired state changes only through the registry: these orders read or execute.
 _READS = {verb.value: verb for verb in (protocol.Verb.GET, protocol.Verb.ENUMERATE)}
+_KEEPING = {*_READS, "logs"}  # they begin no run; programs may repeat them often
 
 
 class OrderRunner:
     """``find`` returns the assignment of a resource, None if this manager has none; ``on_executed`` receives
-    the observation after an operation; ``flush`` stores the states of resources.
+    the observation after an operation, and whether that may have begun a run; ``flush`` stores the states of
+    resources.
     """
 
     def __init__(
@@ -31,7 +33,7 @@ class OrderRunner:
         name: str,
         agents: agent_calls.AgentCaller,
         find: Callable[[str], protocol.Assignment | None],
-        on_executed: Callable[[str, protocol.ObservedState | None], None],
+        on_executed: Callable[[str, protocol.ObservedState | None, bool], None],
         flush: Callable[[Collection[str]], Awaitable[None]],
     ) -> None:
         self._name = name
@@ -78,8 +80,7 @@ class OrderRunner:
             timeout_s=order.timeout_s,
         )
         answer = await self._agents.call(assignment.spec.agent, operation)
-        if order.operation not in _READS:
-            self._on_executed(order.resource, answer.observed)
+        self._on_executed(order.resource, answer.observed, order.operation not in _KEEPING)
         return answer
 
 

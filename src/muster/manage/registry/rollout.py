@@ -134,7 +134,9 @@ class Rollout(msgspec.Struct, kw_only=True, omit_defaults=True, dict=True):
         failed = self._number(FAILED, IN_DOUBT)
         if failed > self.plan.errors_max:
             self.state = STOPPED
-            self.reason = f"{failed} steps failed; at most {self.plan.errors_max} may fail"
+            first = min(name for state in (FAILED, IN_DOUBT) for name in self._by_state.get(state, ()))
+            allowed = f"{failed} steps failed; at most {self.plan.errors_max} may fail"
+            self.reason = f"{allowed}. {first}: {self.steps[first].reason}"
         elif not self._number(PENDING, RUNNING):
             missed = self._number(UNREACHABLE)
             self.state = STOPPED if missed else DONE

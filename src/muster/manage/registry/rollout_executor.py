@@ -218,7 +218,7 @@ class RolloutExecutor:
                 if rows.is_settled(row):
                     left.discard(name)
                 elif rows.is_given_up(row) or loop.time() > deadline:
-                    problems[name] = rows.condition(row)
+                    problems[name] = f"it is {row.state}: {row.reason}"
                     left.discard(name)
             await asyncio.sleep(HEALTH_LOOK_S + len(left) * HEALTH_LOOK_EACH_S)
         return problems

@@ -415,15 +415,16 @@ class AmqpConnection(asyncio.Protocol):
         """The client has closed: pass on what it sent completely, which may be settled, then confirm."""
         for producer in self.producer_links.values():
             producer.link.detach()  # none of its incomplete messages will be completed
-        try:
-            async with asyncio.timeout(LAST_MESSAGES_S):
-                await self.large_messages.wait_idle()
-                await self.forwarder.wait_idle()
-        except TimeoutError:
+        _, late = await asyncio.wait({self._spawn_task(self._pass_on())}, timeout=LAST_MESSAGES_S)
+        if late:
             events.warning("amqp-messages-lost", login=self._login)
         self.running.connection.close()
         self._close_socket()
         await self.end(lost=False)
+
+    async def _pass_on(self) -> None:
+        await self.large_messages.wait_idle()
+        await self.forwarder.wait_idle()
 
     async def listeners_for(
         self, *, no_local: bool

@@ -341,10 +341,12 @@ def test_tokens_of_an_owner_are_bounded_and_the_secret_is_not_stored(
         assert text.rpartition("_")[2].encode() not in path.read_bytes()
         assert path.stat().st_mode & 0o077 == 0
     # A damaged file ends its own token only.
-    (tmp_path / "tokens" / f"{made[0][1].id}.json").write_bytes(b"{")
-    with pytest.raises(errors.Unauthorized):
-        store.verify(made[0][0])
-    assert store.verify(made[1][0]).owner == "ann"
+    for damaged in (b"{", b'{"id":"\xff"}', b"[" * 100_000):
+        (tmp_path / "tokens" / f"{made[0][1].id}.json").write_bytes(damaged)
+        with pytest.raises(errors.Unauthorized):
+            store.verify(made[0][0])
+        assert store.verify(made[1][0]).owner == "ann"
+        assert made[1][1].id in [record.id for record in store.list()]
 
 
 def test_a_token_stays_when_the_clock_goes_forth_and_back(tmp_path: Path):

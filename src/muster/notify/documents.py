@@ -128,7 +128,7 @@ def _loaded(text: str, *, is_json: bool) -> Any:
     if is_json:
         try:
             return msgspec.json.decode(text)
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise errors.InvalidInput(f"invalid JSON: {str(error)[:200]}") from None
     import yaml
 

@@ -40,7 +40,7 @@ def _authority(invocation: command.Invocation, by: Path | None) -> grants.Author
     try:
         kept = msgspec.json.decode(by.read_bytes(), type=dict[str, Any])
         return grants.Authority(nkeys.KeyPair.from_seed(kept["seed"]), tuple(kept["mandates"]))
-    except (msgspec.MsgspecError, KeyError, TypeError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError, RecursionError) as error:
         raise errors.InvalidInput(f"{by} is not the file of an authority: {error}") from None
 
 

@@ -286,5 +286,5 @@ class OidcProvider:
 def _decode(body: bytes, kind: type[Any], source: str) -> Any:
     try:
         return msgspec.json.decode(body, type=kind)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise errors.Unavailable(f"{source} sent an invalid document: {error}") from error

@@ -150,7 +150,11 @@ class TokenStore:
             return msgspec.json.decode(path.read_bytes(), type=TokenRecord)
         except FileNotFoundError:
             return None
-        except (msgspec.MsgspecError, RecursionError) as error:  # its token is not valid; the others are
+        except (
+            msgspec.MsgspecError,
+            UnicodeDecodeError,
+            RecursionError,
+        ) as error:  # its token is not valid; the others are
             events.error("token-damaged", file=path.name, error=error)
             return None
 

@@ -97,7 +97,7 @@ def value(element: xml.XmlElement, depth: int = 0) -> Any:
                 return [value(child, depth + 1) for child in element.children]
             case "map":
                 return _map(element, depth)
-    except (errors.InvalidInput, msgspec.MsgspecError, RecursionError) as error:
+    except (errors.InvalidInput, msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         if isinstance(error, faults.Fault):
             raise
         raise faults.representation(f"{_named(element)}: {error}") from error
@@ -112,7 +112,7 @@ def _map(element: xml.XmlElement, depth: int = 0) -> dict[str, Any]:
         if escaped is not None:
             try:
                 name = msgspec.json.decode(escaped, type=str)
-            except (msgspec.MsgspecError, RecursionError) as error:
+            except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
                 raise faults.representation(f"{_named(element)}: JsonName: {error}") from error
         if name is None or name in values:
             raise faults.representation(f"{_named(element)}: an item has no name or a repeated one")

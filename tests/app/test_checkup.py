@@ -25,6 +25,7 @@ from muster.bus.http import server as http_server
 from muster.core import errors, health
 from muster.core.settings import loader, retention
 from muster.core.telemetry import metrics
+from muster.trust import nkeys
 from muster.trust.permissions import roles
 from tests.cli import driver
 
@@ -90,6 +91,9 @@ async def test_keys_that_others_can_read_are_a_fault(place: home.Home):
 async def test_the_identity_of_an_enrolment_token_may_expire(place: home.Home):
     trust = identities.open_keyring(loader.load(app_settings.Settings, file=place.settings_file))
     trust.issue("join-1", roles.Role.JOINING, lifetime_s=3600)
+    assert (await run_doctor(place))["keys"].state == doctor.OK
+    joined = nkeys.KeyPair.create(nkeys.KeyKind.USER).public
+    trust.issue("host-b", roles.Role.AGENT, lifetime_s=3600, public_key=joined)  # it renews itself
     assert (await run_doctor(place))["keys"].state == doctor.OK
     trust.issue("shop", roles.Role.USER, lifetime_s=3600)
     seen = (await run_doctor(place))["keys"]

@@ -161,7 +161,7 @@ async def test_identities_of_tokens_are_deleted_after_they_have_expired(office):
     tokens = [await office.token(f"host-{number}") for number in range(2)]
     await office.service.enrol(tokens[0], new_key(), "m", "host-0")
     office.later_s = enrolment.REPLY_S + 60 + DAY_S + 1
-    office.trust.discard_expired(roles.Role.JOINING)
+    office.trust.discard_expired(enrolment.PREFIX, roles.Role.JOINING)
     assert {record.identity for record in office.trust.records()} == {tokens[0], "host-0"}
 
 

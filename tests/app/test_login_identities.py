@@ -83,6 +83,12 @@ def test_a_login_follows_its_identity_and_an_identity_made_for_it_follows_the_lo
         known.set("ann", OPERATOR, PASSWORD)
 
 
+def test_a_login_of_a_version_before_gets_an_identity_when_it_is_used(trust):
+    passwords.PasswordStore(trust.folder / "accounts/lab/passwords").set("ann", USER, PASSWORD)
+    assert trust.passwords().verify("ann", PASSWORD).role is USER
+    assert trust.show("ann").role == USER
+
+
 def test_an_expired_identity_has_no_role_and_no_login(trust):
     now = [time.time()]
     later = keyring.Keyring(trust.folder, "lab", clock=lambda: now[0])

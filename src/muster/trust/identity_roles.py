@@ -55,11 +55,11 @@ class LoginIdentities:
         self._roles = IdentityRoles(trust)
 
     def role(self, name: str, role: roles.Role) -> roles.Role:
-        """The role of a login now; `errors.Unauthorized` if its identity is unknown, revoked or expired."""
+        """The role of a login now; `errors.Unauthorized` if its identity is revoked or expired."""
         try:
             record = self._roles.record(name)
-        except errors.NotFound:
-            raise errors.Unauthorized(f"there is no identity {name!r} for this login") from None
+        except errors.NotFound:  # the login was made by an earlier version, and not used since
+            record = self._trust.provide_login(name, role)
         if record.status != "valid":
             raise errors.Unauthorized(f"the identity {name!r} of this login is {record.status}")
         try:

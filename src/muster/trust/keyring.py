@@ -57,6 +57,8 @@ class Keyring:
         self.folder = folder
         self.domain = domain
         self._clock = clock
+        # by domain, and by the version of the file
+        self._revocations: dict[str, tuple[object, dict[str, rows.CredentialRevocation]]] = {}
 
     @classmethod
     def create(cls, folder: pathlib.Path, domain: str, *, clock: Callable[[], float] = time.time) -> Keyring:
@@ -315,9 +317,9 @@ class Keyring:
             queues=rows.queues_of(user, role),
         )
 
-    def discard_expired(self, role: roles.Role) -> None:
-        """Delete the documents and keys of identities with this role that expired more than a day ago."""
-        for record in self.records():
+    def discard_expired(self, prefix: str, role: roles.Role) -> None:
+        """Delete what names with ``prefix`` and this role had, a day after it expired."""
+        for record in self.records(prefix=prefix):
             if record.role == role and 0 < (record.expires_at or 0) < self._clock() - CLOCK_STEP_S:
                 user = self._user(self.domain, record.identity)
                 owner = self._account(self.domain) / "keys" / record.public_key
@@ -331,9 +333,9 @@ class Keyring:
         states = (path.stat() for path in paths if path.exists())
         return tuple((state.st_ino, state.st_mtime_ns) for state in states)
 
-    def records(self, *, domain: str | None = None) -> list[rows.CredentialRecord]:
+    def records(self, *, domain: str | None = None, prefix: str = "") -> list[rows.CredentialRecord]:
         domain = domain or self.domain
-        names = sorted(path.stem for path in (self._account(domain) / "users").glob("*.jwt"))
+        names = sorted(path.stem for path in (self._account(domain) / "users").glob(f"{prefix}*.jwt"))
         return [self.show(name, domain=domain) for name in names]
 
     def credentials(self, identity: str, *, domain: str | None = None) -> credentials.Credentials:
@@ -559,10 +561,15 @@ class Keyring:
 
     def _revoked(self, domain: str) -> dict[str, rows.CredentialRevocation]:
         path = self._account(domain) / "revoked.json"
-        data = b"{}"
-        if path.exists():
+        if not path.exists():
+            return {}
+        state = path.stat()
+        version, known = self._revocations.get(domain, (None, {}))
+        if version != (state.st_ino, state.st_mtime_ns):
             data = private_files.read(path, "the revocations", size_max=512 * REVOCATIONS_MAX)
-        return rows.decode_revocations(data, str(path))
+            known = rows.decode_revocations(data, str(path))
+            self._revocations[domain] = (state.st_ino, state.st_mtime_ns), known
+        return known
 
     def _public(self, domain: str) -> str:
         return self._document(domain)[1].sub

@@ -71,7 +71,8 @@ class ManagementComponent:
         signs = await asyncio.to_thread(lambda: context.trust.signs)
         if signs:
             context.tasks.spawn(
-                "old tokens", asyncio.to_thread(context.trust.discard_expired, roles.Role.JOINING)
+                "old tokens",
+                asyncio.to_thread(context.trust.discard_expired, enrolment.PREFIX, roles.Role.JOINING),
             )
         if signs and (servers := context.settings.bus.servers):
             # They may not have run when something was revoked, or have an account from before an upgrade.

@@ -197,12 +197,11 @@ async def keys(target: DoctorTarget) -> CheckOutcome:
     ending = [
         record.identity
         for record in records
-        if record.status == "expired"
-        or (
-            record.status == "valid"
-            and record.expires_at is not None
-            and record.expires_at - time.time() < SOON_S
-        )
+        if record.status != "revoked"
+        and record.expires_at is not None
+        and record.expires_at - time.time() < SOON_S
+        # Machines that joined have their own keys, and renew them themselves.
+        and (record.role != roles.Role.AGENT or trust.credentials_path(record.identity).exists())
     ]
     if ending:
         return (

@@ -146,7 +146,11 @@ def issue(
 
 def _was_revoked(trust: keyring.Keyring, identity: str) -> bool:
     """Then new credentials readmit it."""
-    return any(record.identity == identity and record.status == "revoked" for record in trust.records())
+    from muster.core import errors
+
+    with contextlib.suppress(errors.NotFound):
+        return trust.show(identity).status == "revoked"
+    return False
 
 
 def _hand_over(

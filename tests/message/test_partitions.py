@@ -193,7 +193,7 @@ async def test_dead_letters_and_moved_messages_change_partitions_once(
     async with serving(net, max_deliveries=1), connected(net) as connection:
         session = connection.session(api.AcknowledgeMode.CLIENT)
         for partition in range(COUNT):
-            await session.producer(queue_in(partition)).send(f"{partition}")
+            await session.producer(queue_in(partition), delay_s=0.5).send(f"{partition}")
             consumer = await session.consumer(queue_in(partition))
             assert await consumer.receive(5)
             await session.recover()

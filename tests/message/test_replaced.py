@@ -10,8 +10,9 @@ import pytest
 
 from muster.bus import api
 from muster.bus.memory import network, streams
-from muster.message import destinations, protocol
+from muster.message import destinations, messages, protocol
 from muster.message.client import api as client_api
+from muster.message.client import bodies
 from muster.message.dispatcher import delivery
 from muster.message.dispatcher import state as dispatcher_state
 from muster.testing import virtual_clock
@@ -185,3 +186,46 @@ async def test_credit_for_a_consumer_that_is_being_attached_again_is_not_lost(
         await registration
         await connection.session().producer(JOBS).send("next")
         assert await test_races.received(consumer) == (["next"] if rolled_back else [])
+
+
+async def test_a_large_message_that_is_read_while_its_connection_registers_is_received_once(
+    simulated_network: network.SimulatedNetwork, monkeypatch: pytest.MonkeyPatch
+):
+    """It was not received when the dispatcher was told what was, so that it is delivered again."""
+    net = simulated_network
+    load = bodies.load
+
+    async def slow_load(*arguments: Any) -> messages.JmsMessage:
+        loaded = await load(*arguments)
+        await asyncio.sleep(1)
+        return loaded
+
+    monkeypatch.setattr(bodies, "load", slow_load)
+    async with test_races.serving(net), client_api.Connection(await net.connect("a")) as connection:
+        session = connection.session(client_api.AcknowledgeMode.TRANSACTED)
+        consumer = await session.consumer(JOBS)
+        await session.producer(JOBS).send("x" * (1 << 20))
+        await session.commit()
+        receiving = asyncio.create_task(test_races.received(consumer))
+        await asyncio.sleep(0.5)
+        connection.home._discard_registration()
+        await connection.home.register()
+        assert len(await receiving) == 1
+
+
+async def test_credit_does_not_arrive_after_the_request_to_stop(
+    simulated_network: network.SimulatedNetwork,
+):
+    """A rollback would put back what the consumer has in the wrong order."""
+    net = simulated_network
+    async with test_races.serving(net), client_api.Connection(await net.connect("a")) as connection:
+        for number in range(6):
+            await connection.session().producer(JOBS).send(f"{number}")
+        session = connection.session(client_api.AcknowledgeMode.TRANSACTED)
+        consumer = await session.consumer(JOBS, prefetch=1)
+        for _ in range(5):
+            assert await consumer.receive(3) is not None
+            await consumer.pause()
+            await asyncio.sleep(1)
+            assert not consumer._arrived
+            await consumer.resume()

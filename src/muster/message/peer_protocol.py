@@ -31,7 +31,7 @@ def peer_subject(identity: str, partition: int) -> str:
 
 class TransferredMessage(msgspec.Struct, frozen=True, array_like=True):
     """``channel`` and ``number`` identify it; numbers increase in a channel. ``republish``: subscribers of
-    its topic have not received it.
+    its topic have not received it. ``due``: its delivery time has been awaited, or does not count.
     """
 
     channel: str
@@ -40,6 +40,7 @@ class TransferredMessage(msgspec.Struct, frozen=True, array_like=True):
     meta: str  # `messages.MessageMeta` in JSON
     data: bytes
     republish: bool = False
+    due: bool = False
 
 
 class _PeerRequest(msgspec.Struct, frozen=True, tag_field="request", omit_defaults=True):

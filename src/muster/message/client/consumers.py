@@ -71,6 +71,7 @@ class Consumer(lifecycle.ClosingContext):
         self.destination = destination
         self.closed = False
         self._arrived: deque[ReceivedDelivery] = deque()
+        self._loading: set[ReceivedDelivery] = set()  # whose bodies are being read
         self._wake = asyncio.Event()
         self._burst = 0
         self._turn_began_s = 0.0
@@ -156,22 +157,32 @@ class Consumer(lifecycle.ClosingContext):
         while (received := await self._wait_for_delivery(timeout_s)) is not None:
             if await self._load(received):
                 return received
+            if self.closed:
+                break
         return None
 
     async def _load(self, received: ReceivedDelivery) -> bool:
-        """Read the body of the message, if it is stored separately. False: it does not exist any more, or the
-        message expired meanwhile.
+        """Read the body of the message, if it is stored separately. False: it does not exist any more, or
+        meanwhile the message expired or was dropped, because it is delivered again.
         """
         if received.message.unloaded is None:
             return True
+        self._loading.add(received)
         try:
             received.message = await bodies.load(self.session.connection, received.message)
         except (errors.NotFound, message_errors.FormatError) as error:
-            await self._on_unreadable(received, error)
+            if received in self._loading:
+                await self._on_unreadable(received, error)
             return False
         except BaseException:
-            self._push_front(received)
+            if received in self._loading:
+                self._push_front(received)
             raise
+        finally:
+            is_dropped = received not in self._loading
+            self._loading.discard(received)
+        if is_dropped:
+            return False
         if _has_expired(received.message):
             self._on_expired(received)
             return False
@@ -295,6 +306,7 @@ class DispatchedConsumer(Consumer):
         self._prefetch = prefetch
         self._spent = 0 if prefetch else 1  # credit to grant; without prefetch, when the application waits
         self._paused = False
+        self._granting: asyncio.Task[None] | None = None  # the last credit on its way
         self._attach_request = protocol.AttachConsumer(
             session.connection.name,
             self.number,
@@ -308,6 +320,7 @@ class DispatchedConsumer(Consumer):
 
     def drop_waiting(self) -> None:
         self._arrived.clear()
+        self._loading.clear()
         if self._prefetch:
             self._spent = 0
 
@@ -372,12 +385,17 @@ class DispatchedConsumer(Consumer):
         if not self._prefetch:
             self._grant()
 
-    def _grant(self) -> asyncio.Task[None] | None:
+    def _grant(self) -> None:
         connection = self.session.connection
-        if not self._spent or self._paused:
-            return None
-        spent, self._spent = self._spent, 0
-        return connection.spawn(connection.notify(protocol.GrantCredit(connection.name, self.number, spent)))
+        if self._spent and not self._paused:
+            credit = protocol.GrantCredit(connection.name, self.number, self._spent)
+            self._spent = 0
+            self._granting = connection.spawn(connection.notify(credit))
+
+    async def _wait_granted(self) -> None:
+        """A request about this consumer must not overtake its credit."""
+        if self._granting is not None and not self._granting.done():
+            await asyncio.wait((self._granting,))
 
     def _on_expired(self, received: ReceivedDelivery) -> None:
         connection = self.session.connection
@@ -388,8 +406,8 @@ class DispatchedConsumer(Consumer):
 
     async def _poll_dispatcher(self) -> None:
         connection = self.session.connection
-        if (granting := self._grant()) is not None:
-            await granting
+        self._grant()
+        await self._wait_granted()
         await connection.outbox.wait_idle()  # acknowledgements make room for more
         await connection.request(protocol.Ping(connection.name, [self.number]))
 
@@ -414,6 +432,7 @@ class DispatchedConsumer(Consumer):
     async def _stop(self, timeout_s: float | None = None) -> None:
         """Stop deliveries, and release prefetched messages to other consumers."""
         connection = self.session.connection
+        await self._wait_granted()
         await connection.request(protocol.StopDelivery(connection.name, [self.number]), timeout_s=timeout_s)
         ahead = by_key(self._arrived)
         self._arrived.clear()
@@ -438,6 +457,7 @@ class DispatchedConsumer(Consumer):
             await self._stop(connection_.CLOSE_S)
 
     async def detach(self) -> None:
+        self._loading.clear()
         held = self.session.held_by(self)
         for delivery in held:
             self.session.unacknowledged.pop(delivery.place, None)

@@ -67,7 +67,7 @@ class DeliveryQueue:
         subject: str | None
         shared = self._state
         if self.transfers.is_remote(destination):
-            return self.transfers.copy_to(destination, meta, raw, data, republish=republish)
+            return self.transfers.copy_to(destination, meta, raw, data, republish=republish, due=due)
         if not due and meta.delivery_time_ms:
             return journal.JournalMessage(
                 destination, meta, raw, data, shared.subjects.delay, republish, deferred=True

@@ -67,6 +67,6 @@ class PeerRequests:
             self._works.check_exists(destination)
             meta = messages.decode_meta(message.meta)
             return self._delivery.copy_to(
-                destination, meta, message.meta, message.data, republish=message.republish
+                destination, meta, message.meta, message.data, republish=message.republish, due=message.due
             )
         return None

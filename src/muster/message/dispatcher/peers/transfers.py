@@ -41,6 +41,7 @@ class _Envelope(msgspec.Struct, frozen=True, array_like=True):
     channel: str
     destination: str
     republish: bool
+    due: bool = False
 
 
 @dataclass(slots=True)
@@ -87,8 +88,9 @@ class Transfers:
         data: bytes,
         *,
         republish: bool,
+        due: bool,
     ) -> journal.JournalMessage:
-        envelope = _Envelope(self._channel, str(destination), republish)
+        envelope = _Envelope(self._channel, str(destination), republish, due)
         raw = f"{msgspec.json.encode(envelope).decode()}\n{raw}"
         subject = self._state.subjects.transfer(self._partition_of(destination))
         return journal.JournalMessage(destination, meta, raw, data, subject, deferred=True)
@@ -197,7 +199,13 @@ class Transfers:
                 meta = await self._move_body(partition, number, meta)
             batch.append(
                 peer_protocol.TransferredMessage(
-                    envelope.channel, number, envelope.destination, meta, data, envelope.republish
+                    envelope.channel,
+                    number,
+                    envelope.destination,
+                    meta,
+                    data,
+                    envelope.republish,
+                    envelope.due,
                 )
             )
         return batch

@@ -351,8 +351,10 @@ class Worker:
             if action < 0.15 and len(held) == 1:
                 await self._return_for_others(held[0][0])
             elif action < 0.35:
-                world.failed_late.update(text for text in texts if world.sent[text].has_expired)
+                late = [text for text in texts if world.sent[text].has_expired]
                 await (self.session.rollback() if is_transacted else self.session.recover())
+                now = self._registration()  # otherwise, it may have been a dead letter before it expired
+                world.failed_late.update(text for text in late if self.registered[text] == now)
             else:
                 await (self.session.commit() if is_transacted else held[-1][1].acknowledge())
                 for text in texts:

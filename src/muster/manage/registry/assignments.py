@@ -87,7 +87,10 @@ class AssignmentProcessor:
                 continue
             before, status = self.statuses.get(name), record[1]
             self.statuses[name] = status
-            if before is None or _works(before) != _works(status):
+            if before is None or (before.state in WORKS, before.generation) != (
+                status.state in WORKS,
+                status.generation,
+            ):
                 touched |= self._index.dependants.get(name, set())
         return self._touch(touched)
 
@@ -529,10 +532,6 @@ class AssignmentProcessor:
         assert set(self.owners) <= set(self.resources)
         assert set(self.statuses) <= set(self.resources)
         assert set(self._changes.released) <= set(self.managers)
-
-
-def _works(status: protocol.ResourceStatus) -> tuple[bool, int]:
-    return status.state in WORKS, status.generation
 
 
 def _next_epoch(changes: records.RegistryChanges, above: int) -> int:

@@ -473,8 +473,6 @@ def _notes(
     unchanged = (spec.name for spec in specs if spec.name not in changes.resources)
     failed = [name for name in unchanged if state.state_of(name) is health.HealthState.FAILED]
     notes += [f"{name} is unchanged and failed: {rows.given_up_hint(name)}" for name in failed[:NOTES_MAX]]
-    if len(failed) > NOTES_MAX:
-        notes.append(f"{len(failed) - NOTES_MAX} more are unchanged and failed")
     return notes
 
 

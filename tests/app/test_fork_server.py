@@ -21,13 +21,16 @@ import asyncio, os, sys, time
 from muster.app.supervisor import fork_server, worker
 
 async def idle(task, lifeline, ready):
+    if task.name == "noisy":
+        print("printed", flush=True)
+        os.system("echo printed by a child")
     ready()
     await asyncio.to_thread(os.read, lifeline, 1)
 
-def send(message):
+def send(*message):
     while os.path.exists("delay"):
         time.sleep(0.01)
-    send_now(message)
+    send_now(*message)
 
 send_now, fork_server._send = fork_server._send, send
 worker.run_worker = idle
@@ -67,6 +70,14 @@ async def made(monkeypatch, tmp_path):
     yield server
     if server.pid is not None and psutil.pid_exists(server.pid):
         await server.close()
+
+
+async def test_what_a_process_prints_is_in_its_log_and_no_message(made, tmp_path):
+    for name in ("noisy", "quiet"):
+        await made.spawn(name, task(tmp_path, name))
+    await eventually(lambda: sorted(made.ready) == ["noisy", "quiet"])
+    printed = await asyncio.to_thread((tmp_path / "noisy.log").read_text)
+    assert printed == "printed\nprinted by a child\n"
 
 
 @pytest.mark.may_block(reason="the test looks at processes")

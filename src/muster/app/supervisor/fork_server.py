@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import itertools
 import os
@@ -136,9 +137,9 @@ async def _kill(process: asyncio.subprocess.Process) -> None:
     await children.exit_code(process)
 
 
-def _send(message: ForkServerMessage) -> None:
+def _send(message: ForkServerMessage, to: int = 1) -> None:
     with contextlib.suppress(OSError):
-        os.write(1, msgspec.json.encode(message) + b"\n")  # short, so the write is atomic
+        os.write(to, msgspec.json.encode(message) + b"\n")  # short, so the write is atomic
 
 
 def main() -> None:
@@ -165,14 +166,17 @@ def _run_child(number: int, task: Any, lifeline: int) -> None:
     try:
         for signal_number in (signal.SIGINT, signal.SIGCHLD):
             signal.signal(signal_number, signal.SIG_DFL)
-        for path, fd, how in (
-            (os.devnull, 0, os.O_RDONLY),
-            (task.log_file, 2, os.O_WRONLY | os.O_CREAT | os.O_APPEND),
+        messages = os.dup(1)  # what an adapter or its child prints must not be read as a message
+        for path, fds, how in (
+            (os.devnull, (0,), os.O_RDONLY),
+            (task.log_file, (1, 2), os.O_WRONLY | os.O_CREAT | os.O_APPEND),
         ):
             opened = os.open(path, how, 0o600)
-            os.dup2(opened, fd)
+            for fd in fds:
+                os.dup2(opened, fd)
             os.close(opened)
-        asyncio.run(worker.run_worker(task, lifeline, lambda: _send(ForkServerMessage(number, ready=True))))
+        ready = functools.partial(_send, ForkServerMessage(number, ready=True), messages)
+        asyncio.run(worker.run_worker(task, lifeline, ready))
         code = 0
     except BaseException:  # noqa: BLE001  (any error is logged, and the process ends)
         sys.excepthook(*sys.exc_info())

@@ -358,3 +358,55 @@ def test_a_machine_joins_with_a_token_and_hosts(shell: Shell, tmp_path: Path) ->
         agent.wait(timeout=WAIT_S)
         assert agent.stdout is not None
         agent.stdout.close()
+
+
+@pytest.mark.slow
+def test_a_machine_that_was_given_up_stops_what_runs_elsewhere(shell: Shell, tmp_path: Path) -> None:
+    """Its agent is frozen, as by a partition; its processes run on."""
+    token = shell("agent", "token", "host-b")["token"]
+    words = ("-o", "json", "agent", "--join", token, "--folder", tmp_path / "agent", "--beat", "500ms")
+    agent = subprocess.Popen(
+        driver.command_line(*words),
+        env=driver.environment(tmp_path),
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+    def apply(agent: str) -> None:
+        manifest = tmp_path / "fleet.yaml"
+        manifest.write_text(
+            f"resources: [{{name: service, type: process, agent: {agent}, "
+            'config: {command: [sleep, "1000"]}}, '
+            '{name: near, type: process, agent: local, config: {command: [sleep, "1000"]}}]'
+        )
+        shell("apply", "-f", manifest, "--wait", "60s")
+
+    def agent_state() -> str:
+        return next((row["state"] for row in rows(shell("get", "--agents")) if row["name"] == "host-b"), "")
+
+    try:
+        shell.until(lambda: agent_state())
+        apply("host-b")
+        there = shell.pid("service")
+        agent.send_signal(signal.SIGSTOP)
+        shell.until(lambda: agent_state() in ("down", "unknown"))
+        shell("agent", "forget", "host-b")
+        apply("local")
+        here = shell.pid("service")
+        assert psutil.pid_exists(there)
+        agent.send_signal(signal.SIGCONT)
+        shell.until(lambda: not psutil.pid_exists(there))
+        assert shell.pid("service") == here
+        assert psutil.pid_exists(here)
+        deleted = next(row for row in rows(shell("activity")) if row["what"] == "delete-orphan")
+        assert deleted["target"] == "service"
+        shell.until(lambda: shell("creds", "show", "host-b")["status"] == "revoked")
+        shell.until(lambda: not agent_state())
+        shell("delete", "service", "near", "--wait", "60s")
+    finally:
+        agent.send_signal(signal.SIGCONT)
+        agent.terminate()
+        agent.wait(timeout=WAIT_S)
+        assert agent.stdout is not None
+        agent.stdout.close()

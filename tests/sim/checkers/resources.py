@@ -21,6 +21,7 @@ def check(story: history.History) -> list[str]:
         *_check_desired(story),
         *_check_found(story),
         *_check_releases(story),
+        *_check_moved(story),
     ]
 
 
@@ -29,10 +30,11 @@ def _check_owners(story: history.History) -> Iterator[str]:
     killed: dict[str, list[float]] = collections.defaultdict(list)
     for event in story.of("killed"):
         killed[event.actor].append(event.start_s)
-    acts: dict[str, list[history.Operation]] = collections.defaultdict(list)
+    acts: dict[tuple[str, str], list[history.Operation]] = collections.defaultdict(list)
     for act in story.of("act"):
-        acts[act.key].append(act)
-    for name, of_resource in acts.items():
+        if act.facts["manager"]:  # an agent deletes an orphan by itself
+            acts[act.key, act.actor].append(act)
+    for (name, _), of_resource in acts.items():
         for before, after in itertools.pairwise(of_resource):
             if after.facts["epoch"] < before.facts["epoch"]:
                 yield f"resources: {name}: {after} is of an older owner than {before}"
@@ -87,6 +89,13 @@ def _check_found(story: history.History) -> Iterator[str]:
     for end in story.of("found"):
         facts = end.facts
         if facts["desired"] is not None and (facts["value"] != facts["desired"] or not facts["running"]):
+            yield f"resources: {end}"
+
+
+def _check_moved(story: history.History) -> Iterator[str]:
+    """In the end, a resource runs only where it belongs."""
+    for end in story.of("runs"):
+        if end.facts["machine"] != end.facts["belongs"]:
             yield f"resources: {end}"
 
 

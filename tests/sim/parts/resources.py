@@ -1,5 +1,5 @@
-"""Registries, managers and agents; an operator who changes the desired state, and one who releases versions
-of services, of which some never work or soon end.
+"""Registries, managers and agents; an operator who changes the desired state, one who releases versions of
+services, of which some never work or soon end, and one who moves resources from machines that may be cut off.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ RELEASES = ("release-1", "release-2")
 BEGIN_S = 0.3  # until a version that works is up
 LIVES_S = (None, None, 0.0, 0.5, 1.5)  # of versions: None: it works; 0: it is never healthy
 RELEASE_S = 12.0  # the time for a release to become healthy
+SPARES = ("spare-1", "spare-2")  # agents of the resources that are moved
+MOVED = ("m0", "m1", "m2")
 
 
 class SimulatedConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,7 +173,8 @@ class ResourcePart:
     def __init__(self, domain: domain_.Domain) -> None:
         self._domain = domain
         self._history = domain.history
-        self._machines = {f"agent-{number}": Machine() for number in range(1, AGENTS + 1)}
+        agents = (*(f"agent-{number}" for number in range(1, AGENTS + 1)), *SPARES)
+        self._machines = {name: Machine() for name in agents}
         self._idle = False  # the operator has ended
         self._last_change: list[str] = []
         self._registries: dict[str, endpoint.RegistryEndpoint] = {}
@@ -183,6 +186,7 @@ class ResourcePart:
             domain.add_host(name, self._agent, role="agent", may_lose_disk=False)
         domain.add_host("operator", self._operator)
         domain.add_host("releaser", self._releaser)
+        domain.add_host("mover", self._mover)
         domain.add_host("auditor", self._auditor)
 
     # Programs.
@@ -198,9 +202,7 @@ class ResourcePart:
             await made.acting.wait()
             assert made.processor is not None
             loaded = made.processor.resources.items()
-            values = {
-                name: int(record.spec.config["value"]) for name, record in loaded if name not in RELEASES
-            }
+            values = {name: int(record.spec.config["value"]) for name, record in loaded if name in _names()}
             self._history.event(machine.name, "load", values=values)
             while made.acting.is_set():  # noqa: ASYNC110  (its end has no event)
                 await asyncio.sleep(0.1)
@@ -307,6 +309,35 @@ class ResourcePart:
         else:
             self._history.end(operation, "ok" if row.state == "done" else row.state, row.reason)
 
+    async def _mover(self, machine: host.Host) -> None:
+        """Give up machines that may be cut off only, and run their resources elsewhere."""
+        chance, bus = machine.chance, await machine.connect()
+        fleet = client.ManageClient(bus, timeout_s=TIMEOUT_S)
+        while await self._domain.pause(chance, 0.5, 6.0):
+            lost, other = chance.sample(SPARES, 2)
+            force = chance.random() < 0.2
+            entries = [_entry(name, 0, agent=other) for name in MOVED]
+            subject = protocol.request(machine.name, "apply")
+            try:
+                if chance.random() < 0.3:
+                    await fleet.delete(
+                        *(row.name for row in await fleet.get() if row.agent == lost), force=True
+                    )
+                else:
+                    await fleet.forget(lost, force=force)
+                    self._history.note(machine.name, f"{lost} is forgotten")
+            except errors.MusterError as error:
+                self._history.note(machine.name, f"{lost} stays: {error}")
+            for act in (
+                rpc.call(bus, subject, {"entries": entries}, timeout_s=TIMEOUT_S),
+                fleet.undrain(lost),
+            ):
+                try:
+                    await act
+                except errors.MusterError as error:
+                    self._history.note(machine.name, f"not moved: {error}")
+        await _forever()
+
     async def _auditor(self, machine: host.Host) -> None:
         """Read what changes together: all of it is old, or all of it is new."""
         reader = client.ManageClient(await machine.connect(), timeout_s=TIMEOUT_S)
@@ -342,6 +373,15 @@ class ResourcePart:
                         value=state.values.get(name),
                         running=name in state.running,
                     )
+        belongs = self._belongs()
+        for machine, state in self._machines.items():
+            for name in sorted(state.running & {*MOVED}):
+                self._history.fact("runs", key=name, machine=machine, belongs=belongs.get(name))
+
+    def _belongs(self) -> dict[str, str]:
+        """The agents of the resources that are moved, as the registry says."""
+        processor = next(made.processor for made in self._registries.values() if made.processor is not None)
+        return {name: processor.resources[name].spec.agent for name in MOVED if name in processor.resources}
 
     def missing(self) -> str | None:
         """What is not as the registry says; an apply with an unknown outcome may have been stored."""
@@ -351,13 +391,21 @@ class ResourcePart:
         if not acting or acting[0].processor is None:
             return "no registry is active"
         for name, record in acting[0].processor.resources.items():
-            if name in RELEASES:
+            if name not in _names():
                 continue
             machine, value = self._machines[_agent_of(name)], record.spec.config["value"]
             if machine.values.get(name) != value:
                 return f"{name} is {machine.values.get(name)} instead of {value}"
             if name not in machine.running:
                 return f"{name} does not run"
+        belongs = self._belongs()
+        for name, place in belongs.items():
+            if name not in self._machines[place].running:
+                return f"{name} does not run on {place}"
+        for place, state in self._machines.items():
+            for name in sorted(state.running & {*MOVED}):
+                if belongs.get(name) != place:
+                    return f"{name} still runs on {place}, although it belongs to {belongs.get(name)}"
         return None
 
 
@@ -369,11 +417,13 @@ def _agent_of(name: str) -> str:
     return f"agent-{1 + int(name[1:]) % AGENTS}"
 
 
-def _entry(name: str, value: int, *, type: str = "simulated", **config: object) -> dict[str, object]:
+def _entry(
+    name: str, value: int, *, type: str = "simulated", agent: str = "", **config: object
+) -> dict[str, object]:
     return {
         "name": name,
         "type": type,
-        "agent": _agent_of(name.replace("release-", "r")),
+        "agent": agent or _agent_of(name.replace("release-", "r")),
         "config": {"value": value, **config},
         "restart": {"attempts": 1000, "delay_s": 0.1, "delay_s_max": 2.0},
     }

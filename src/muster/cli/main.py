@@ -254,13 +254,13 @@ def _utf8(word: str) -> str:
 
 
 def _require_text(words: list[str]) -> None:
-    """Refuse arguments that are not UTF-8: they could be neither sent nor stored."""
+    """Refuse arguments and variables that are not UTF-8: they could be neither sent nor stored."""
     for word in words:
         try:
             word.encode()
         except UnicodeEncodeError:
             shown = word.encode(errors="backslashreplace").decode()
-            raise click.UsageError(f"the argument '{shown[:80]}' is not valid UTF-8 text") from None
+            raise click.UsageError(f"'{shown[:80]}' is not valid UTF-8 text") from None
 
 
 def call(arguments: list[str] | None = None, *, program: str = "muster") -> int:
@@ -268,7 +268,8 @@ def call(arguments: list[str] | None = None, *, program: str = "muster") -> int:
     invocation = cli_command.Invocation()
     words = list(map(_utf8, sys.argv[1:])) if arguments is None else arguments
     try:
-        _require_text(words)
+        variables = [value for name, value in os.environ.items() if name.startswith("MUSTER_")]
+        _require_text([*words, *map(_utf8, variables)])
         with muster.make_context(program, words, obj=invocation) as context:
             muster.invoke(context)
         sys.stdout.flush()

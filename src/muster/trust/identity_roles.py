@@ -51,15 +51,15 @@ class LoginIdentities:
     """A login refers to the identity of its name, and has its role or a narrower one."""
 
     def __init__(self, trust: keyring.Keyring) -> None:
-        self._trust = trust
         self._roles = IdentityRoles(trust)
+        self.provide = trust.provide_login
 
     def role(self, name: str, role: roles.Role) -> roles.Role:
         """The role of a login now; `errors.Unauthorized` if its identity is revoked or expired."""
         try:
             record = self._roles.record(name)
         except errors.NotFound:  # the login was made by an earlier version, and not used since
-            record = self._trust.provide_login(name, role)
+            record = self.provide(name, role)
         if record.status != "valid":
             raise errors.Unauthorized(f"the identity {name!r} of this login is {record.status}")
         try:
@@ -69,7 +69,7 @@ class LoginIdentities:
 
     def prepare(self, name: str, role: roles.Role) -> None:
         """Have an identity for a login with this role; `errors.Conflict` if the login would be wider."""
-        identity = self._trust.provide_login(name, role)
+        identity = self.provide(name, role)
         if identity.status != "valid":
             raise errors.Conflict(f"{name!r} is {identity.status}", hint=f"`muster creds issue {name}` first")
         if roles.of_login(roles.Role.named(identity.role), role) is not role:

@@ -207,7 +207,7 @@ class LoginService:
             )
         role, groups = permitted
         if self._known.identities is not None:
-            await asyncio.to_thread(self._known.identities.prepare, name, sessions.bus_role(role))
+            await asyncio.to_thread(self._known.identities.provide, name, sessions.bus_role(role))
         return await self._session(name, role, born=int(time.time()), groups=groups), attempt.next
 
     def _provider(self) -> oidc.OidcProvider:

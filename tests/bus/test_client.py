@@ -248,6 +248,26 @@ class TestConnecting:
 
 
 class TestReconnecting:
+    async def test_over_websocket(self, tmp_path):
+        settings = config.BrokerConfig(
+            name="b", directory=tmp_path, websocket=config.BrokerListener(), storage=None
+        )
+        async with broker.Broker(settings) as running:
+            assert running.websocket_url is not None
+            async with await muster.connect(running.websocket_url) as bus:
+                subscription = await bus.subscribe("s", max_pending_bytes=1 << 30)
+                for size in (0, 10, 500_000, 1_000_000):  # with more, the socket is not writable
+                    for _ in range(5):
+                        await bus.publish("s", bytes(size))
+                        await bus.publish("s", b"")
+                sizes = [len((await subscription.next(timeout_s=30)).data) for _ in range(40)]
+                assert sizes[::2] == [0] * 5 + [10] * 5 + [500_000] * 5 + [1_000_000] * 5
+                socket: Any = cast(Any, bus)._wire._session._transport._socket
+                socket._response.connection.transport.abort()
+                await eventually(lambda: bus.statistics().reconnects == 1)
+                await bus.publish("s", b"again")
+                assert (await subscription.next(timeout_s=30)).data == b"again"
+
     async def test_a_lost_connection_is_restored_with_its_subscriptions(self, plain):
         async with await muster.connect(plain.url) as bus, await muster.connect(plain.url) as other:
             states: list[api.ConnectionState] = []

@@ -71,7 +71,6 @@ class TcpTransport(asyncio.Protocol):
         def collect(data: bytes) -> None:
             received.extend(data)
             if b"\r\n\r\n" in received and not answered.done():
-                self.data_received = self._owner.on_data  # type: ignore[method-assign]
                 answered.set_result(None)
 
         self.data_received = collect  # type: ignore[method-assign]
@@ -82,6 +81,7 @@ class TcpTransport(asyncio.Protocol):
             lines.append(f"Proxy-Authorization: Basic {base64.b64encode(pair.encode()).decode()}")
         self.write("\r\n".join([*lines, "", ""]).encode())
         await asyncio.wait([answered, self._ended], return_when=asyncio.FIRST_COMPLETED)
+        self.data_received = self._owner.on_data  # type: ignore[method-assign]
         if not answered.done():
             raise ConnectionError(f"the proxy {where.hostname}:{port} does not respond")
         head, _, rest = bytes(received).partition(b"\r\n\r\n")
@@ -190,24 +190,23 @@ class WebSocketTransport:
         self._work = self._tasks.spawn("transfer", self._transfer())
 
     async def _transfer(self) -> None:
-        reading, writing = self._tasks.spawn("read", self._read()), self._tasks.spawn("write", self._write())
+        works = [self._tasks.spawn("read", self._read()), self._tasks.spawn("write", self._write())]
         try:
-            await asyncio.wait([reading, writing], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
+            if not self._is_closing:
+                self._owner.on_lost(None)
             await self._socket.close()
         finally:
             self.is_writable = False
-            reading.cancel()
-            writing.cancel()
+            for work in works:
+                work.cancel()
             await self._session.close()
-        if not self._is_closing:
-            self._owner.on_lost(reading.result() if reading.done() and not reading.cancelled() else None)
 
-    async def _read(self) -> BaseException | None:
+    async def _read(self) -> None:
         import aiohttp
 
         while (message := await self._socket.receive()).type is aiohttp.WSMsgType.BINARY:
             self._owner.on_data(message.data)
-        return message.data if isinstance(message.data, Exception) else None
 
     async def _write(self) -> None:
         with contextlib.suppress(OSError):  # the connection is lost

@@ -29,11 +29,6 @@ def compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(r"\.".join(levels) + r"\Z", re.DOTALL)
 
 
-@functools.lru_cache(maxsize=4096)
-def compiled_for_bytes(pattern: str) -> re.Pattern[bytes]:
-    return re.compile(compiled(pattern).pattern.encode(), re.DOTALL)
-
-
 class SubjectPatternSet:
     """Whether any of several patterns matches; results for recent subjects are cached."""
 

@@ -45,12 +45,6 @@ AUDIT_SUBJECT = "$SYS.REQ.ACCOUNT.PING.CONNZ"
 CONNECT_TIMEOUT_S = 3.0
 CLOSE_TIMEOUT_S = 5.0
 
-_CHANGES = {
-    "connected": api.ConnectionState.CONNECTED,
-    "disconnected": api.ConnectionState.RECONNECTING,
-    "closed": api.ConnectionState.CLOSED,
-}
-
 
 class NatsBus(lifecycle.ClosingContext):
     """See `api.Bus`; made by `connect`."""
@@ -100,7 +94,7 @@ class NatsBus(lifecycle.ClosingContext):
             raise failure or errors.InvalidInput("no address of a broker was given")
         self._wire.add_servers(order)
         self._durable = streams_stream.StreamFactory(self._wire, self._counts)
-        self._changed("connected")
+        self._changed(api.ConnectionState.CONNECTED)
         if self._audit_s > 0:
             self._tasks.loop("audit of subscriptions", self._audit_always)
 
@@ -133,8 +127,7 @@ class NatsBus(lifecycle.ClosingContext):
     def statistics(self) -> api.BusStatistics:
         return self._counts.statistics()
 
-    def _changed(self, what: str) -> None:
-        state = _CHANGES[what]
+    def _changed(self, state: api.ConnectionState) -> None:
         if state is self._state:
             return
         self._state = state

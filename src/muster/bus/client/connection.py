@@ -37,7 +37,7 @@ class NatsConnection:
     def __init__(
         self,
         inbox: str,
-        on_change: Callable[[str], None],
+        on_change: Callable[[api.ConnectionState], None],
         on_refused: Callable[[str], None],
         counts: counters.ConnectionCounters,
     ) -> None:
@@ -115,7 +115,7 @@ class NatsConnection:
         self._tasks.spawn("reconnection", self._reconnect())
 
     async def _reconnect(self) -> None:
-        self._on_change("disconnected")
+        self._on_change(api.ConnectionState.RECONNECTING)
         loop = asyncio.get_running_loop()
         while not self.is_connected:
             address = random.choice(self._servers.candidates())
@@ -134,7 +134,7 @@ class NatsConnection:
                 release_slot()
         self._plan.connected(loop.time())
         self._counts.add(counters.ConnectionCounter.RECONNECTED)
-        self._on_change("connected")
+        self._on_change(api.ConnectionState.CONNECTED)
         self._notify_listeners()
 
     def on_broker_info(self, info: dict[str, Any]) -> None:
@@ -180,7 +180,7 @@ class NatsConnection:
         self._session = None
         self.cause = self.why_closed()
         self._eased.set()
-        self._on_change("closed")
+        self._on_change(api.ConnectionState.CLOSED)
         self._notify_listeners()
 
     def add_servers(self, urls: Sequence[str]) -> None:

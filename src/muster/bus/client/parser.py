@@ -72,7 +72,8 @@ class Subscription:
         self.command = f"SUB {subject} {group} {number}\r\n".encode()
         self.read = read
         self.read_all = read_all
-        self.matches = None if stored else subject_patterns.compiled_for_bytes(subject).match
+        pattern = subject_patterns.compiled(subject).pattern.encode()
+        self.matches = None if stored else re.compile(pattern, re.DOTALL).match
         self.is_active = True  # the broker is to have it
         self.is_refused = False
         self.subjects: list[bytes] = []

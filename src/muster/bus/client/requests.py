@@ -91,7 +91,7 @@ class RequestConnection(connection.NatsConnection):
     def __init__(
         self,
         identity: str,
-        on_change: Callable[[str], None],
+        on_change: Callable[[api.ConnectionState], None],
         on_refused: Callable[[str], None],
         counts: counters.ConnectionCounters,
     ) -> None:

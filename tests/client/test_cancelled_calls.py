@@ -9,6 +9,7 @@ import pytest
 
 import muster
 from muster.client import front
+from muster.core import errors
 from muster.testing.eventually import eventually
 from tests import cancellation
 from tests.cli import driver
@@ -77,6 +78,16 @@ async def test_a_queue_loses_no_message(m: front.AsyncMuster):
     assert await cancellation.at_each_await(
         lambda: queue.receive(timeout_s=WAIT_S), still_there, undo=lambda message: queue.send(message.body())
     )
+
+
+async def test_a_queue_is_received_without_waiting(m: front.AsyncMuster):
+    queue = m.queue("waiting")
+    with pytest.raises(errors.TimedOut):
+        await queue.receive(timeout_s=0)
+    for text in "abc":
+        await queue.send(text)
+    assert [(await queue.receive(timeout_s=0)).body() for _ in "abc"] == ["a", "b", "c"]
+    assert await queue.depth() == 0
 
 
 async def test_connections_contexts_and_events(home: Path, m: front.AsyncMuster):

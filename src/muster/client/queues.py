@@ -49,11 +49,15 @@ class AsyncQueue:
             await producer.send(message)
 
     async def receive(self, *, where: str | None = None, timeout_s: float | None = None) -> jms.JmsMessage:
-        """Remove the next message that matches the selector ``where``; `errors.TimedOut` without one."""
+        """Remove the next message that matches the selector ``where``; `errors.TimedOut` without one.
+
+        ``timeout_s`` 0: only a message that waits.
+        """
         connection = await self._connect()
         session = connection.session()
         try:
-            message = await (await session.consumer(self._queue, where, prefetch=0)).receive(timeout_s)
+            consumer = await session.consumer(self._queue, where, prefetch=0)
+            message = await (consumer.receive_nowait() if timeout_s == 0 else consumer.receive(timeout_s))
         except BaseException:
             await tasks.finish(session.close())
             raise

@@ -29,7 +29,7 @@ def test_an_agent_is_unknown_or_down_if_its_resources_are_silent():
     assignment_cases.report(core, "web", assignment_cases.State.UNKNOWN)
     assignment_cases.report(core, "db", assignment_cases.State.FAILED)
     assignment_cases.report(core, "x", assignment_cases.State.LATE)
-    assert states() == {"a": "up", "b": "unknown", "c": "unknown"}
+    assert states() == {"a": "unknown", "b": "unknown", "c": "unknown"}, "a failure says nothing of its agent"
     silent = protocol.AGENT_SILENT
     assignment_cases.report(core, "web", assignment_cases.State.DOWN, reason=silent)
     assert states()["a"] == "down", "although a resource had failed before"
@@ -37,7 +37,11 @@ def test_an_agent_is_unknown_or_down_if_its_resources_are_silent():
     assert states()["a"] == "up"
     assignment_cases.report(core, "web", assignment_cases.State.DOWN, reason="exit code 3")
     assignment_cases.report(core, "db", assignment_cases.State.DOWN, reason="exit code 1")
-    assert states()["a"] == "up", "the resources ended, the agent did not"
+    assert states()["a"] == "unknown", "the resources ended: nothing is known of the agent"
+    presence.announced("a", 0.5)
+    assert states()["a"] == "up"
+    assignment_cases.report(core, "db", assignment_cases.State.COMPLETED)
+    assert {row.name: row.state for row in views.agents(core, presence, 80.0, "", 10)["items"]}["a"] == "down"
 
 
 def test_an_agent_without_resources_is_up_while_it_announces_itself():

@@ -20,8 +20,8 @@ from muster.predicates.syntax import parser
 
 PAGE_BYTES = 512 << 10  # items of one page: half the size of a message
 SILENT = {health.HealthState.UNKNOWN, health.HealthState.LATE}
-ENDED = {health.HealthState.DOWN, health.HealthState.FAILED}
-ABSENT_S = 2.5 * protocol.HELLO_S  # without an announcement, an agent without resources is down
+ENDED = {health.HealthState.DOWN, health.HealthState.FAILED, health.HealthState.COMPLETED}
+ABSENT_S = 2.5 * protocol.HELLO_S  # without an announcement, an agent without running resources is down
 SUMMARY_MAX = 200  # groups, types and managers in one reply: those with the most resources
 
 
@@ -168,14 +168,13 @@ def summary(state: assignments.AssignmentProcessor) -> rows.FleetSummary:
 
 
 def _agent_state(statuses: Sequence[protocol.ResourceStatus]) -> str:
-    """The state of an agent by those of its resources; empty if none has reported."""
-    states = {status.state for status in statuses}
-    if not states:
-        return ""
-    if states <= SILENT:
-        return "unknown"
-    silent = any(status.reason.startswith(protocol.AGENT_SILENT) for status in statuses)
-    return "down" if silent and states <= SILENT | ENDED else "up"
+    """The state of an agent by those of its resources; empty if all have ended, whether it runs or not."""
+    states = {status.state for status in statuses} - ENDED
+    if not states <= SILENT:
+        return "up"
+    if any(status.reason.startswith(protocol.AGENT_SILENT) for status in statuses):
+        return "down"
+    return "unknown" if states else ""
 
 
 def agent_state(

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from muster.bus.rpc import admission
+from muster.bus.rpc import admission, server
 from muster.core import errors
 from muster.inform import protocol, search_plan
 from muster.inform.node import reads, state
@@ -208,10 +208,9 @@ class ContextSearch:
             return protocol.PartialFindResult(shared.name, contexts, True, reached)
         while True:
             async with turn, self._slice_lock:
-                began_s = loop.time()
+                spent = server.stopwatch()
                 matching, after = self._slice(plan, reached)
-                cost = 1000 * (loop.time() - began_s) + CONTEXT_COST * len(matching)
-                costs.charge(query.reader, cost, began_s)
+                costs.charge(query.reader, spent() + CONTEXT_COST * len(matching), loop.time())
                 await asyncio.sleep(0)
             for key, selected in matching:
                 if query.reader and not shared.may_read(query.reader, key, selected.writer):

@@ -352,7 +352,7 @@ class RpcContract:
             assert serving.refused["rate"] == 500 - len(decoded)
             assert await ask(bob, "read.state") == [], "another client is served"
             answers = [await replies.next(timeout_s=5) for _ in range(len(decoded) + 1)]
-            overloaded = [answer for answer in answers if b"overloaded" in answer.data]
+            overloaded = [answer for answer in answers if b"throttled" in answer.data]
             assert len(overloaded) == 1, "refusals of an identity are answered once a second"
             assert b'"retry_after_s":1.0' in overloaded[0].data
 

@@ -20,6 +20,7 @@ classes of a driver.
     │   ├── TimedOut
     │   ├── NotConnected
     │   └── Overloaded      a bounded queue is full
+    │       └── Throttled   the caller sends too much; Muster's clients wait and send it again
     ├── MissingDependency   something that must be installed or started is missing
     └── InvariantViolation  a bug in Muster, with the history that led to it
 """
@@ -149,6 +150,10 @@ class NotConnected(Unavailable):
 
 class Overloaded(Unavailable):
     code = "overloaded"
+
+
+class Throttled(Overloaded):
+    code = "throttled"
 
 
 class MissingDependency(MusterError):

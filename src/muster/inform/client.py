@@ -100,7 +100,7 @@ class InformClient:
         now_s = asyncio.get_running_loop().time
         sent_at_s = now_s()
         try:
-            return await self._write(write)
+            return await rpc_client.unthrottled(lambda _: self._write(write), self._timeout_s)
         except (errors.Conflict, errors.NotFound):
             if write.repeat or now_s() - sent_at_s < SLOW_HEDGE_S:
                 raise
@@ -258,8 +258,12 @@ class InformClient:
         if isinstance(request, protocol.WaitForChanges):
             hedge_s += request.wait_s
         data = protocol.encode(request)
-        message = await self._exchange(verb, data, hedge_s=hedge_s, timeout_s=timeout_s, node=node)
-        return protocol.result_of(message.data, answer)
+
+        async def attempt(left_s: float) -> protocol.T:
+            message = await self._exchange(verb, data, hedge_s=hedge_s, timeout_s=left_s, node=node)
+            return protocol.result_of(message.data, answer)
+
+        return await rpc_client.unthrottled(attempt, timeout_s or self._timeout_s)
 
     async def _exchange(
         self,

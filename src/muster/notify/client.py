@@ -255,6 +255,10 @@ class NotifyClient:
                 for _, fault in answer.refused:
                     raise error_replies.from_error_reply(fault)
                 return answer
+            except errors.Throttled as error:
+                wait_s = error.retry_after_s or wait_s
+                if loop.time() + wait_s >= deadline:
+                    raise
             except errors.Overloaded:
                 raise
             except errors.Unavailable:

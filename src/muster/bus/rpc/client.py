@@ -27,14 +27,16 @@ import asyncio
 import copy
 import functools
 import secrets
-from collections.abc import AsyncIterator, Coroutine, Mapping
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from muster.bus import api, spans
 from muster.bus.rpc import error_replies, origin, requests, server
 from muster.core import errors
+
+T = TypeVar("T")
 
 TIMEOUT_S = 30.0
 RETRY_S = 0.2  # between attempts while no process serves
@@ -61,27 +63,41 @@ async def call(
     on_behalf_of: str = "",
 ) -> Any:
     """The result of the operation; raises the error that it ended with. See `exchange`."""
+    data = _encoded(arguments or {})
+    headers = {requests.ON_BEHALF_OF: on_behalf_of} if on_behalf_of else None
+    options: dict[str, Any] = {"try_s": try_s, "waits": waits, "absent": absent, "headers": headers}
+    return await unthrottled(lambda left_s: _call(bus, subject, data, left_s, options), timeout_s)
+
+
+async def _call(bus: api.Bus, subject: str, data: bytes, timeout_s: float, options: Mapping[str, Any]) -> Any:
     now_s = asyncio.get_running_loop().time
     sent_at_s = now_s()
     with spans.span(_span_name(subject), spans.SpanKind.CLIENT, identity=bus.identity):
-        message = await exchange(
-            bus,
-            subject,
-            _encoded(arguments or {}),
-            timeout_s=timeout_s,
-            try_s=try_s,
-            waits=waits,
-            absent=absent,
-            headers={requests.ON_BEHALF_OF: on_behalf_of} if on_behalf_of else None,
-        )
+        message = await exchange(bus, subject, data, timeout_s=timeout_s, **options)
         try:
             return result_of(message.data)
         except errors.Overloaded as error:
+            try_s = options["try_s"]
             is_repeated = now_s() - sent_at_s >= (REPEAT_S if try_s is None else try_s)
             if not is_repeated or _reads(subject):
                 raise
             # A repetition was refused. A server that is lost meanwhile may have executed the first attempt.
             raise errors.TimedOut(f"{error}; it may have been done") from error
+
+
+async def unthrottled(attempt: Callable[[float], Awaitable[T]], timeout_s: float) -> T:
+    """The result of ``attempt``, which gets the time that is left. It is made again while the service refuses
+    it because this identity sends too much: then it was not executed."""
+    now_s = asyncio.get_running_loop().time
+    deadline_s = now_s() + timeout_s
+    while True:
+        try:
+            return await attempt(max(0.1, deadline_s - now_s()))
+        except errors.Throttled as error:
+            wait_s = error.retry_after_s or RETRY_S
+            if now_s() + wait_s >= deadline_s:
+                raise
+            await asyncio.sleep(wait_s)
 
 
 def _encoded(arguments: Mapping[str, Any]) -> bytes:

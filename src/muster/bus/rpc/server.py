@@ -48,7 +48,7 @@ PAGE_BYTES = 512 << 10  # of one page: half of the maximum message size
 READ = "read"
 
 OVERLOADED = {
-    admission_.RefusalReason.RATE: errors.Overloaded(
+    admission_.RefusalReason.RATE: errors.Throttled(
         "the requests of this identity use too much of the service",
         retry_after_s=admission_.RETRY_S,
         hint="send fewer or cheaper ones, or raise bus.share_per_identity",

@@ -56,6 +56,11 @@ def log_of(process: psutil.Process, folder: Path) -> str:
 
 
 @pytest.fixture
+def ready() -> list[str]:
+    return []
+
+
+@pytest.fixture
 async def made(monkeypatch, tmp_path):
     create = asyncio.create_subprocess_exec
 
@@ -64,9 +69,7 @@ async def made(monkeypatch, tmp_path):
         return await create(program, "-c", IDLE, lifeline, cwd=tmp_path, **options)
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", idle)
-    ready: list[str] = []
-    server = fork_server.ForkServer(ready.append)
-    server.ready = ready  # type: ignore[attr-defined]
+    server = fork_server.ForkServer()
     yield server
     if server.pid is not None and psutil.pid_exists(server.pid):
         await server.close()
@@ -81,23 +84,23 @@ async def test_what_a_process_prints_is_in_its_log_and_no_message(made, tmp_path
 
 
 @pytest.mark.may_block(reason="the test looks at processes")
-async def test_a_frozen_fork_server_is_replaced(made, monkeypatch, tmp_path):
-    first = await made.spawn("a", task(tmp_path, "a"))
+async def test_a_frozen_fork_server_is_replaced(made, monkeypatch, tmp_path, ready):
+    first = await made.spawn("a", task(tmp_path, "a"), ready.append)
     frozen = psutil.Process(made.pid)
     frozen.suspend()
     monkeypatch.setattr(fork_server, "START_S", 0.05)
     with pytest.raises(errors.TimedOut):
-        await made.spawn("b", task(tmp_path, "b-1"))
+        await made.spawn("b", task(tmp_path, "b-1"), ready.append)
     monkeypatch.setattr(fork_server, "START_S", 20.0)
-    pid = await made.spawn("b", task(tmp_path, "b-2"))
+    pid = await made.spawn("b", task(tmp_path, "b-2"), ready.append)
     assert made.pid != frozen.pid
     assert [child.pid for child in psutil.Process(made.pid).children()] == [pid]
     assert psutil.pid_exists(first)  # not affected
 
 
 @pytest.mark.may_block(reason="the test looks at processes")
-async def test_a_frozen_fork_server_does_not_delay_the_end(made, tmp_path):
-    await made.spawn("a", task(tmp_path, "a"))
+async def test_a_frozen_fork_server_does_not_delay_the_end(made, tmp_path, ready):
+    await made.spawn("a", task(tmp_path, "a"), ready.append)
     nest = psutil.Process(made.pid)
     nest.suspend()
     await asyncio.wait_for(made.close(), 20)
@@ -105,16 +108,16 @@ async def test_a_frozen_fork_server_does_not_delay_the_end(made, tmp_path):
 
 
 @pytest.mark.may_block(reason="the test looks at processes")
-async def test_a_process_that_starts_too_late_is_ended(made, monkeypatch, tmp_path):
-    first = await made.spawn("a", task(tmp_path, "a-1"))
-    await eventually(lambda: made.ready == ["a"])
+async def test_a_process_that_starts_too_late_is_ended(made, monkeypatch, tmp_path, ready):
+    first = await made.spawn("a", task(tmp_path, "a-1"), ready.append)
+    await eventually(lambda: ready == ["a"])
     os.kill(first, signal.SIGKILL)
     (tmp_path / "delay").touch()
     monkeypatch.setattr(fork_server, "START_S", 0.05)
     with pytest.raises(errors.TimedOut):
-        await made.spawn("a", task(tmp_path, "a-2"))
+        await made.spawn("a", task(tmp_path, "a-2"), ready.append)
     monkeypatch.setattr(fork_server, "START_S", 20.0)
-    again = asyncio.create_task(made.spawn("a", task(tmp_path, "a-3")))
+    again = asyncio.create_task(made.spawn("a", task(tmp_path, "a-3"), ready.append))
     await asyncio.sleep(0)
     (tmp_path / "delay").unlink()
     pid = await again
@@ -125,4 +128,4 @@ async def test_a_process_that_starts_too_late_is_ended(made, monkeypatch, tmp_pa
 
     await eventually(lambda: logs() == ["a-3"])
     assert psutil.pid_exists(pid)
-    await eventually(lambda: made.ready == ["a", "a"])
+    await eventually(lambda: ready == ["a", "a"])

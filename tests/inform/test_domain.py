@@ -25,6 +25,7 @@ def load_settings(tmp_path: Path, **more: object) -> app_settings.Settings:
         "domain.data_dir": str(tmp_path),
         "manage.enabled": False,
         "inform.nodes": 2,
+        "inform.processes": False,
         "inform.refresh_s": "300ms",
         **more,
     }

@@ -24,6 +24,7 @@ from muster.app import certificates, home, identities
 from muster.app.brokers import broker_set
 from muster.app.components import component, context, locator, web
 from muster.app.operations import audit, control, retention, storage_monitor
+from muster.app.supervisor import fork_server
 from muster.bus import api
 from muster.bus.client import client
 from muster.bus.http import health, server, telemetry_export
@@ -81,6 +82,7 @@ class Domain:
         self._integrity = storage_monitor.IntegrityMonitor(self.brokers)
         self._parts = (*self._own_parts(monitored), *parts)
         self._components: component.ComponentGroup
+        self._fork_server: fork_server.ForkServer
         self._stack = contextlib.AsyncExitStack()
         self._failure: asyncio.Future[None]
         self._pages: server.HttpServer | None = None
@@ -121,6 +123,10 @@ class Domain:
             await self._hold_folder()
             await asyncio.to_thread(self.folder.end_former_children)
             await self._serve_pages()
+            self._fork_server = fork_server.ForkServer()
+            self._stack.push_async_callback(self._fork_server.close)
+            if any(getattr(part, "forks", False) for part in self._parts):
+                await self._fork_server.prepare()
             self.trust = await asyncio.to_thread(identities.open_or_create, self.settings)
             if self.brokers is not None:
                 self._stack.push_async_callback(self.brokers.stop)
@@ -259,6 +265,7 @@ class Domain:
             connect=self.connect,
             metrics=self.metrics,
             log=self._log.bind(in_part=part.name),
+            fork_server=self._fork_server,
             tasks=supervisor,
             servers=lambda: self.servers,
             watch_folder=self._budgets.watch_folder,

@@ -21,10 +21,17 @@ class InformSettings(sections.SettingsSection, frozen=True, kw_only=True):
     """Information nodes: how many replicas a context has, and when replicas move."""
 
     enabled: Annotated[bool, doc("Whether information nodes run in this process.")] = True
+    processes: Annotated[
+        bool,
+        doc(
+            "Run each node in a process of its own (about 60 MB), so that reads and searches of contexts do "
+            "not delay queues, notifications and leases. Off: in the process of the domain."
+        ),
+    ] = True
     nodes: Annotated[
         int,
         doc(
-            "Information nodes in this process. Several nodes in one process "
+            "Information nodes of this domain on this machine. Several nodes on one machine "
             "add no safety; they show how replicas are placed and move.",
             ge=1,
             le=16,

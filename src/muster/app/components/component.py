@@ -8,6 +8,8 @@ domain can work without it:
 - Any other component is reported as failed, and so are its dependants; the rest continues. One that failed at
   its start is started again, with growing delays.
 
+A component whose attribute ``forks`` is true starts processes with the fork server of the domain.
+
 Work that continues after ``start`` belongs in ``context.tasks``: the domain ends it at the stop. A failed
 loop is restarted, and the component is late meanwhile; a failure that is declared fatal is the failure of the
 component, which nothing restarts here.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from muster.app import home
+from muster.app.supervisor import fork_server
 from muster.bus import api
 from muster.core.settings import domain
 from muster.core.telemetry import log, metrics
@@ -33,6 +34,7 @@ class ComponentContext:
     connect: ComponentConnector  # for a component with its own identity
     metrics: metrics.Metrics
     log: log.EventLog
+    fork_server: fork_server.ForkServer
     tasks: tasks.TaskSupervisor  # ended with the component; a fatal failure is the failure of the component
     servers: Callable[[], tuple[str, ...]] = tuple  # the current addresses of the domain's brokers
     watch_folder: Callable[[str, Path, int], None] = lambda *_: None  # (name, folder, limit in bytes)

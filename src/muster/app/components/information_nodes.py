@@ -1,22 +1,30 @@
-"""Information nodes as a component of a domain."""
+"""Information nodes as a component of a domain, each in a process of its own or in that of the domain."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
+from muster.app import certificates, identities, log_files
 from muster.app.components import component
 from muster.app.components import context as context_
-from muster.core import health, units
+from muster.app.supervisor import module_process, worker
+from muster.bus.http import health as http_health
+from muster.core import health
 from muster.core.settings import domain
 from muster.gateways.uddi import mount
 from muster.inform import settings
 from muster.inform.node import node as node_node
+from muster.supervision import children, os_process
 from muster.trust import identity_roles, keyring
 from muster.trust.permissions import roles
 
 PREFIX = "inform-"
+START_S = 30.0  # then the others start without it
 
 
 class InformationNodesComponent:
@@ -28,56 +36,128 @@ class InformationNodesComponent:
         """``suffix`` distinguishes the identities of nodes from those of other machines in the same zone."""
         self._settings = settings_
         self._suffix = suffix
+        self.forks = settings_.processes
         self._stack = contextlib.AsyncExitStack()
-        self.nodes: list[node_node.InformationNode] = []
+        self.nodes: list[node_node.InformationNode] = []  # of this process
+        self.processes: list[NodeProcess] = []
 
     async def start(self, context: context_.ComponentContext) -> None:
         self._storage_problem = context.storage_problem
+        begin = self._begin_process if self._settings.processes else self._begin_here
         for number in range(1, self._settings.nodes + 1):
-            bus = await context.connect(
-                f"{PREFIX}{context.settings.domain.zone}{self._suffix}-{number}", roles.Role.INFORMATION_NODE
-            )
-            self._stack.push_async_callback(bus.close)
-            node = await node_node.start(
-                bus,
-                settings=self._settings,
-                store=context.store,
-                **node_arguments(context.settings, context.trust),
-            )
-            self._stack.push_async_callback(node.close)
-            self.nodes.append(node)
+            await begin(context, f"{PREFIX}{context.settings.domain.zone}{self._suffix}-{number}")
+
+    async def _begin_here(self, context: context_.ComponentContext, identity: str) -> None:
+        bus = await context.connect(identity, roles.Role.INFORMATION_NODE)
+        self._stack.push_async_callback(bus.close)
+        arguments = node_arguments(context.settings, context.trust)
+        node = await node_node.start(bus, settings=self._settings, store=context.store, **arguments)
+        self._stack.push_async_callback(node.close)
+        self.nodes.append(node)
+
+    async def _begin_process(self, context: context_.ComponentContext, identity: str) -> None:
+        process = NodeProcess(context, self._settings, identity)
+        self._stack.push_async_callback(process.child.stop)
+        self.processes.append(process)
+        process.child.start_soon()
+        try:
+            async with asyncio.timeout(START_S):
+                await process.ready.wait()
+        except TimeoutError:
+            context.log.warning("information-node-late", node=identity, reason=process.child.reason)
 
     async def stop(self) -> None:
         await self._stack.aclose()
         self.nodes.clear()
+        self.processes.clear()
 
     def health(self) -> component.ComponentHealth:
-        if self.nodes and (problem := self._storage_problem()):
+        if (self.nodes or self.processes) and (problem := self._storage_problem()):
             return component.ComponentHealth(health.HealthState.LATE, f"writes wait: {problem}")
-        for node in self.nodes:
-            failure = node.failure()
-            if failure is not None:
-                return component.ComponentHealth(health.HealthState.FAILED, failure)
-            if node.view_failure is not None:
-                return component.ComponentHealth(
-                    health.HealthState.LATE, f"{node.name} cannot store: {node.view_failure}"
-                )
-            age_s = node.state.now_s() - node.state.fresh_at_s
-            if age_s > 3 * self._settings.timeout_s:
-                return component.ComponentHealth(
-                    health.HealthState.LATE,
-                    f"{node.name} has not received the log for {units.rounded_duration(round(age_s))}",
-                )
-        writers = self.nodes[0].state.replicas.stored.largest() if self.nodes else []
-        return component.ComponentHealth(facts={"context_writers": writers})
+        reports = [worker.node_health(node) for node in self.nodes]
+        for report in (*reports, *(process.health() for process in self.processes)):
+            if report.state is not health.HealthState.UP:
+                return component.ComponentHealth(report.state, report.reason)
+        return component.ComponentHealth()
 
 
-def node_arguments(settings: domain.BaseSettings, trust: keyring.Keyring) -> dict[str, Any]:
+class NodeProcess:
+    """A node in a process that the fork server starts. One whose health page does not reply is replaced."""
+
+    def __init__(
+        self, context: context_.ComponentContext, settings_: settings.InformSettings, identity: str
+    ) -> None:
+        self.ready = asyncio.Event()
+        self._context = context
+        self._settings = settings_
+        self._identity = identity
+        self._reported: http_health.HealthReport | None = None
+        self.child = children.ChildSupervisor(
+            identity,
+            self._launch,
+            probe=self._responds if context.settings.health.enabled else None,
+            probe_policy=module_process.PROBE_POLICY,
+        )
+
+    def health(self) -> http_health.HealthReport:
+        if self.child.state is not children.ChildState.RUNNING or not self.ready.is_set():
+            return http_health.HealthReport(health.HealthState.LATE, self.child.reason or "starting")
+        if not self.child.is_responding:
+            return http_health.HealthReport(health.HealthState.LATE, f"{self._identity} does not respond")
+        return self._reported or http_health.HealthReport()
+
+    async def _launch(self) -> children.ProcessHandle:
+        self.ready.clear()
+        self._reported = None
+        config = await asyncio.to_thread(_config, self._context, self._settings, self._identity)
+        pid = await self._context.fork_server.spawn(self._identity, config, lambda _: self.ready.set())
+        await asyncio.to_thread(self._context.folder.record_child, self._identity, pid)
+        return os_process.ForeignProcess(pid)
+
+    async def _responds(self) -> bool:
+        self._reported = await http_health.reported(self._context.folder.pages, self.child.pid)
+        return self._reported is not None
+
+
+def _config(
+    context: context_.ComponentContext, settings_: settings.InformSettings, identity: str
+) -> worker.WorkerConfig:
+    """Blocks."""
+    base = context.settings
+    scheme, _, path = base.store.url.partition(":")
+    store = base.store
+    if scheme == "sqlite" and path != ":memory:":
+        store = msgspec.structs.replace(store, url=f"sqlite:{context.folder.root / path}")
+    uses_tls = not base.bus.servers and base.bus.uses_tls
+    return worker.WorkerConfig(
+        kind="information-node",
+        name=identity,
+        known_as=identity,
+        inform=settings_,
+        contexts_bytes=base.retention.contexts.max_bytes,
+        servers=tuple(context.servers()),
+        creds=str(identities.credentials_file(context.trust, identity, roles.Role.INFORMATION_NODE)),
+        ca=str(certificates.bundle(base)) if uses_tls else None,
+        keys=str(base.keys_folder),
+        store=store,
+        zone=base.domain.zone,
+        replicas=base.bus.replicas,
+        share_per_identity=base.bus.share_per_identity,
+        log_file=str(context.folder.logs / f"{identity}.log"),
+        log_bytes_max=log_files.file_bytes(base, 8 * settings_.nodes),
+        log_age_s=base.retention.logs.max_age_s,
+        log_level=base.log.level,
+        health=msgspec.structs.replace(base.health, port=0),
+        pages=str(context.folder.pages),
+    )
+
+
+def node_arguments(settings_: domain.BaseSettings, trust: keyring.Keyring) -> dict[str, Any]:
     """The arguments of every node of a domain, in any process: its log and the roles of callers."""
     return {
-        "max_bytes": settings.retention.contexts.max_bytes,
-        "replicas": settings.bus.replicas,
+        "max_bytes": settings_.retention.contexts.max_bytes,
+        "replicas": settings_.bus.replicas,
         "role_of": identity_roles.IdentityRoles(trust),
-        "zone": settings.domain.zone,
+        "zone": settings_.domain.zone,
         "mount_backends": mount.BACKENDS,
     }

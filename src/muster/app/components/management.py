@@ -21,7 +21,7 @@ from muster.app import certificates, enrolment, identities, log_files
 from muster.app.brokers import addresses
 from muster.app.components import bootstrap_client, component
 from muster.app.components import context as context_
-from muster.app.supervisor import fork_server, module_process, worker
+from muster.app.supervisor import module_process, worker
 from muster.bus.http import health as http_health
 from muster.bus.rpc import server
 from muster.core import errors, health
@@ -45,6 +45,7 @@ _ROLES = {
 
 class ManagementComponent:
     name = "manage"
+    forks = True
     depends_on: Sequence[str] = ()
     vital = False
 
@@ -53,7 +54,6 @@ class ManagementComponent:
         self._context: context_.ComponentContext
         self._children: dict[str, children.ChildSupervisor] = {}
         self._unready: set[str] = set()
-        self._fork_server: fork_server.ForkServer | None = None
         self._server: server.RpcServer | None = None
         self._tasks = tasks.TaskSupervisor("management")
         self._readmitted: set[str] = set()  # machines whose new enrolment the registry does not know yet
@@ -64,7 +64,6 @@ class ManagementComponent:
         self._enrolment = enrolment.EnrolmentService(
             context.store, context.trust, lifetime_s=context.settings.trust.agent_lifetime_s
         )
-        self._fork_server = fork_server.ForkServer(self._unready.discard)
         for name in _names(self._settings):
             self._children[name] = self._supervisor(name)
             self._children[name].start_soon()
@@ -96,9 +95,6 @@ class ManagementComponent:
         if self._server is not None:
             await self._server.close()
         await asyncio.gather(*(child.stop() for child in self._children.values()))
-        if self._fork_server is not None:
-            await self._fork_server.close()
-            self._fork_server = None
 
     def health(self) -> component.ComponentHealth:
         missing = [
@@ -133,10 +129,9 @@ class ManagementComponent:
 
     def _supervisor(self, name: str) -> children.ChildSupervisor:
         async def launch() -> children.ProcessHandle:
-            assert self._fork_server is not None
             task = await asyncio.to_thread(_worker_config, self._context, self._settings, name)
             self._unready.add(name)
-            pid = await self._fork_server.spawn(name, task)
+            pid = await self._context.fork_server.spawn(name, task, self._unready.discard)
             await asyncio.to_thread(self._context.folder.record_child, name, pid)
             return os_process.ForeignProcess(pid)
 

@@ -1,8 +1,9 @@
-"""Forks the processes of management: one process that has imported everything, and forks on request.
+"""Forks the processes of management and information nodes: one process that has imported everything, and
+forks on request.
 
-A registry endpoint, a manager or an agent then starts within milliseconds, and they share the memory of the
-program. The fork server reads one task per line; the process of a task reports its pid, and later that it is
-ready. The fork server does nothing else and has no threads, so forking is safe.
+A registry endpoint, a manager, an agent or a node then starts within milliseconds, and they share the memory
+of the program. The fork server reads one task per line; the process of a task reports its pid, and later that
+it is ready. The fork server does nothing else and has no threads, so forking is safe.
 
 Its children survive it, and end with the bootstrap node: all of them hold the reading end of a pipe (the
 lifeline), whose other end belongs to the bootstrap node.
@@ -18,6 +19,7 @@ import itertools
 import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -26,6 +28,8 @@ from muster.core import errors
 from muster.supervision import children, tasks
 
 START_S = 20.0
+
+OnReady = Callable[[str], None]
 
 
 class ForkServerMessage(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -42,39 +46,45 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class ForkServer:
-    """The client side, in the bootstrap node."""
+    """The client side, in the domain."""
 
-    def __init__(self, on_ready: Any) -> None:
-        self._on_ready = on_ready
+    def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
         self._begin = asyncio.Lock()
         self._listening = tasks.TaskSupervisor("fork server")
         self._requests = itertools.count(1)
         # By request number: processes that are awaited, and the names of those not ready yet.
         self._starting: dict[int, asyncio.Future[int]] = {}
-        self._names: dict[int, str] = {}
+        self._names: dict[int, tuple[str, OnReady]] = {}
         self._lifeline = os.pipe()
 
     @property
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
 
-    async def spawn(self, name: str, task: msgspec.Struct) -> int:
-        """The pid of the process for this task. A fork server that has ended or does not reply is replaced.
+    async def prepare(self) -> None:
+        """Start it, so that it has imported the program when the first process is needed."""
+        async with self._begin:
+            if self._process is None or self._process.returncode is not None:
+                await self._start()
+
+    async def spawn(self, name: str, task: msgspec.Struct, on_ready: OnReady = lambda _: None) -> int:
+        """The pid of the process for this task; ``on_ready`` is called with its name later.
+
+        A fork server that has ended or does not reply is replaced.
 
         A process that starts after its request was abandoned is killed, because another one has its task by
         then.
         """
-        async with self._begin:
-            if self._process is None or self._process.returncode is not None:
-                await self._start()
+        await self.prepare()
         process = self._process
         assert process is not None
         assert process.stdin is not None
         started: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         number = next(self._requests)
         self._starting[number] = started
-        self._names = {other: known for other, known in self._names.items() if known != name} | {number: name}
+        others = {other: known for other, known in self._names.items() if known[0] != name}
+        self._names = others | {number: (name, on_ready)}
         request = Request(number, msgspec.Raw(msgspec.json.encode(task)))
         process.stdin.write(msgspec.json.encode(request) + b"\n")
         ended = asyncio.ensure_future(children.exit_code(process))
@@ -120,8 +130,9 @@ class ForkServer:
             message = msgspec.json.decode(line, type=ForkServerMessage)
             started = self._starting.get(message.number)
             if message.ready:
-                if (name := self._names.pop(message.number, None)) is not None:
-                    self._on_ready(name)
+                if (waiting := self._names.pop(message.number, None)) is not None:
+                    name, on_ready = waiting
+                    on_ready(name)
             elif started is not None and not started.done():
                 started.set_result(message.pid)
             else:  # too late

@@ -25,10 +25,14 @@ from muster.bus.brokers import config
 from muster.bus.client import client
 from muster.bus.http import health as http_health
 from muster.bus.rpc import admission
-from muster.core import errors, health
+from muster.core import errors, health, units
 from muster.core.net import tls as tls_
 from muster.core.settings import domain, loader
 from muster.core.telemetry import log, metrics
+from muster.gateways.uddi import mount
+from muster.inform import settings as inform_settings
+from muster.inform.node import node
+from muster.inform.node.log import context_log
 from muster.manage import protocol
 from muster.manage.adapters import base
 from muster.manage.agent import agent
@@ -54,7 +58,7 @@ REQUIRED_ROLES = {protocol.RENEW: roles.Role.MANAGER, protocol.HELLO: roles.Role
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The configuration of a worker process."""
 
-    kind: str  # registry, manager, agent
+    kind: str  # registry, manager, agent, information-node
     name: str
     servers: tuple[str, ...]
     creds: str
@@ -78,6 +82,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_age_s: float = 30 * 86400.0
     log_level: str = "info"
     health: domain.HealthSettings = msgspec.field(default_factory=domain.HealthSettings)
+    inform: inform_settings.InformSettings = inform_settings.DEFAULT  # of an information node
+    contexts_bytes: int = context_log.MAX_BYTES
     pages: str = ""  # the folder for the address of its health pages
 
 
@@ -103,18 +109,10 @@ async def run(task: WorkerConfig, stop: asyncio.Event, ready: Callable[[], None]
         )
         bus = await stack.enter_async_context(await connect(task, measure))
         conditions["bus"] = lambda: http_health.bus_health(bus)
+        report: Callable[[], http_health.HealthReport] = http_health.HealthReport
         match task.kind:
             case "registry":
-                password = None
-                if task.store.password:
-                    password = await asyncio.to_thread(loader.read_secret, task.store.password, os.environ)
-                store = await stack.enter_async_context(
-                    await database.open(
-                        task.store.url,
-                        settings=store_api.StoreOptions.from_settings(task.store),
-                        password=password,
-                    )
-                )
+                store = await stack.enter_async_context(await _open_store(task))
                 member: Any = endpoint.RegistryEndpoint(
                     bus,
                     store,
@@ -149,12 +147,45 @@ async def run(task: WorkerConfig, stop: asyncio.Event, ready: Callable[[], None]
                     machine=machine_id(),
                     broker_access=lambda: asyncio.to_thread(broker_access, pathlib.Path(task.keys)),
                 )
+            case "information-node":
+                member = await node.start(
+                    bus,
+                    settings=task.inform,
+                    store=await stack.enter_async_context(await _open_store(task)),
+                    max_bytes=task.contexts_bytes,
+                    replicas=task.replicas,
+                    role_of=identity_roles.IdentityRoles(keyring.Keyring.open(pathlib.Path(task.keys))),
+                    zone=task.zone,
+                    mount_backends=mount.BACKENDS,
+                )
+                report = functools.partial(node_health, member)
             case _:
                 raise errors.InvalidInput(f"no process of kind {task.kind!r}")
         await stack.enter_async_context(member)
-        conditions[task.kind] = http_health.HealthReport
+        conditions[task.kind] = report
         ready()
         await stop.wait()
+
+
+async def _open_store(task: WorkerConfig) -> database.Store:
+    password = None
+    if task.store.password:
+        password = await asyncio.to_thread(loader.read_secret, task.store.password, os.environ)
+    options = store_api.StoreOptions.from_settings(task.store)
+    return await database.open(task.store.url, settings=options, password=password)
+
+
+def node_health(of: node.InformationNode) -> http_health.HealthReport:
+    failure = of.failure()
+    if failure is not None:
+        return http_health.HealthReport(health.HealthState.FAILED, failure)
+    if of.view_failure is not None:
+        return http_health.HealthReport(health.HealthState.LATE, f"{of.name} cannot store: {of.view_failure}")
+    age_s = of.state.now_s() - of.state.fresh_at_s
+    if age_s > 3 * of.state.settings.timeout_s:
+        late = f"{of.name} has not received the log for {units.rounded_duration(round(age_s))}"
+        return http_health.HealthReport(health.HealthState.LATE, late)
+    return http_health.HealthReport()
 
 
 def _starting() -> http_health.HealthReport:

@@ -84,6 +84,7 @@ _PIPELINE_ALONE = (
 _NONE_LOST = Goal("reports lost or doubled, to Parquet", 0)
 
 GOALS: dict[str, tuple[Goal, ...]] = {
+    "admission": (Goal("p99 of a client's reads during *", 3.0),),
     "bus": (
         *(Goal(f"1 to {receivers}, {size} bytes", 0.8) for receivers in (1, 10) for size in ("512", "1,024")),
         Goal("request p50", 0.8),

@@ -1,4 +1,6 @@
-"""One information node in a process of its own, for `benchmarks.inform`: ``URL NAME STORE SETTINGS``.
+"""One information node in a process of its own, for `benchmarks.inform`: ``URL NAME STORE SETTINGS [SHARE]``.
+
+SHARE is that of each identity: without it, a single client may use all of the node.
 
 Beside it runs an echo server, which measures the cost of the network path alone.
 """
@@ -16,6 +18,7 @@ import msgspec
 from benchmarks import measure
 from muster.bus import api
 from muster.bus.client import client
+from muster.bus.rpc import admission
 from muster.inform import settings
 from muster.inform.node import node as node_node
 from muster.store import database
@@ -25,7 +28,8 @@ def echo_of(name: str) -> str:
     return f"topic.bench.echo.{name}"
 
 
-async def main(url: str, name: str, store_url: str, expected: str) -> None:
+async def main(url: str, name: str, store_url: str, expected: str, share: str = "100") -> None:
+    admission.of_loop(asyncio.get_running_loop()).share = float(share)
     chosen = msgspec.json.decode(expected, type=settings.InformSettings)
     empty_bytes = measure.resident_bytes(os.getpid())
     begun = time.perf_counter()

@@ -20,6 +20,7 @@ from muster.bus import api
 from muster.bus.brokers import broker as brokers
 from muster.bus.brokers import config
 from muster.bus.client import client
+from muster.bus.rpc import admission
 from muster.inform import settings
 from muster.inform.node import node as node_node
 
@@ -66,6 +67,7 @@ async def fleet(
     chosen = inform_settings(replicas=copies)
     encoded = msgspec.json.encode(chosen).decode()
     make(folder)
+    admission.of_loop(asyncio.get_running_loop()).share = 100.0
     with contextlib.ExitStack() as workers:
         started = [
             workers.enter_context(

@@ -356,6 +356,28 @@ class RpcContract:
             assert len(overloaded) == 1, "refusals of an identity are answered once a second"
             assert b'"retry_after_s":1.0' in overloaded[0].data
 
+    async def test_the_requests_of_one_identity_are_executed_some_at_once_and_in_order(self, connect):
+        service, ann, bob = [await connect(name) for name in ("service", "ann", "bob")]
+        lamp, most = LampState(), [0, 0]
+
+        async def wait(call: server.RpcCall, name: str) -> str:
+            most[0] += 1
+            most[1] = max(most)
+            await lamp.go_on.wait()
+            lamp.on.append(name)
+            most[0] -= 1
+            return name
+
+        operations = [server.RpcOperation("read.wait", wait), server.RpcOperation("read.state", lamp.state)]
+        async with server.RpcServer(service, PART, operations, each_at_once=2) as serving:
+            names = [f"{number}" for number in range(6)]
+            waiting = [asyncio.ensure_future(ask(ann, "read.wait", {"name": name})) for name in names]
+            await eventually(lambda: serving.pending == 6)
+            assert await ask(bob, "read.state") == []
+            lamp.go_on.set()
+            assert await asyncio.gather(*waiting) == names
+            assert (most[1], lamp.on, serving.pending) == (2, names, 0)
+
     async def test_a_repetition_of_a_pending_request_is_not_refused_as_overload(self, connect):
         service, ann = await connect("service"), await connect("ann")
         lamp = LampState()

@@ -24,7 +24,7 @@ import inspect
 import time
 import types
 import typing
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
@@ -184,10 +184,11 @@ class RpcServer:
 
     ``at_once``: the number of requests that are executed concurrently; further ones wait, up to
     ``pending_max``, and beyond that are refused as overload. One identity may have half of them pending,
-    and has its budget of ``admission`` (that of the event loop), so it cannot lock out all others. While
-    ``serving`` returns False requests are ignored, and callers retry; one that was accepted before, and
-    then was not done because the service is unavailable, gets no reply. ``on_outcome`` is called with the
-    outcome of each request, as `outcomes` counts them.
+    and has its budget of ``admission`` (that of the event loop), so it cannot lock out all others.
+    ``each_at_once``: of one identity, so that many that end at the same time do not delay those of
+    others. While ``serving`` returns False requests are ignored, and callers retry; one that was accepted
+    before, and then was not done because the service is unavailable, gets no reply. ``on_outcome`` is
+    called with the outcome of each request, as `outcomes` counts them.
     """
 
     def __init__(
@@ -202,6 +203,7 @@ class RpcServer:
         group: str | None = None,
         at_once: int | None = None,
         pending_max: int = PENDING_MAX,
+        each_at_once: int | None = None,
         admission: admission_.Admission | None = None,
         serving: Callable[[], bool] = lambda: True,
         on_outcome: Callable[[str], None] = lambda outcome: None,
@@ -219,6 +221,9 @@ class RpcServer:
         self._gate = asyncio.Semaphore(at_once) if at_once else contextlib.nullcontext()
         self._admission = admission or admission_.of_loop(asyncio.get_running_loop())
         self._pending = admission_.PendingRequests(pending_max)
+        self._each_at_once = each_at_once
+        self._running: Counter[str] = Counter()  # requests by identity
+        self._waiting: dict[str, deque[tuple[requests.RpcCaller, RpcOperation]]] = {}  # for those to end
         self._serving = serving
         self._on_outcome = on_outcome
         self._subscriptions: list[api.Subscription] = []
@@ -248,6 +253,7 @@ class RpcServer:
         """
         while self._subscriptions:
             await self._subscriptions.pop().close()
+        self._waiting.clear()  # none of them has begun
         for task in self._tasks - self._finishing:
             task.cancel()
         for pending in (self._tasks, self._records):
@@ -305,19 +311,36 @@ class RpcServer:
             else:
                 self._refuse_overload(caller.identity, message, admission_.RefusalReason.PENDING)
         else:
-            work = self._serve(caller, operation)
             if operation.is_charged:
                 self.charge(caller.identity, admission_.REQUEST)
-                work = _metered(work, functools.partial(self.charge, caller.identity))
             self._pending.begin(caller.identity)
-            task = self._supervisor.spawn("request", work)
-            self._tasks.add(task)
-            task.add_done_callback(functools.partial(self._ended, caller.identity))
+            limit = self._each_at_once if operation.is_charged and not admitted else None
+            if limit is not None and self._running[caller.identity] >= limit:
+                self._waiting.setdefault(caller.identity, deque()).append((caller, operation))
+            else:
+                self._begin(caller, operation)
+
+    def _begin(self, caller: requests.RpcCaller, operation: RpcOperation) -> None:
+        identity = caller.identity
+        work = self._serve(caller, operation)
+        if operation.is_charged:
+            work = _metered(work, functools.partial(self.charge, identity))
+        self._running[identity] += 1
+        task = self._supervisor.spawn("request", work)
+        self._tasks.add(task)
+        task.add_done_callback(functools.partial(self._ended, identity))
 
     def _ended(self, identity: str, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._finishing.discard(task)
         self._pending.end(identity)
+        self._running[identity] -= 1
+        if waiting := self._waiting.get(identity):
+            self._begin(*waiting.popleft())
+        if not waiting:
+            self._waiting.pop(identity, None)
+        if not self._running[identity]:
+            del self._running[identity]
 
     # Refusing, without a task.
 
@@ -346,7 +369,7 @@ class RpcServer:
     @property
     def pending(self) -> int:
         """Requests under way or waiting."""
-        return len(self._tasks)
+        return len(self._tasks) + sum(map(len, self._waiting.values()))
 
     async def drain(self, timeout_s: float) -> None:
         """Wait for the running requests, up to this time."""

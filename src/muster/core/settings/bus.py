@@ -189,7 +189,7 @@ class BusSettings(sections.SettingsSection, frozen=True, kw_only=True):
         doc(
             "Share of the time of a service's process that the requests of one identity may use, over a "
             "second. Further requests are refused before they are decoded, so that one identity cannot delay "
-            "the others. 0.5 is about 20,000 small reads of contexts per second. Raise it for a single "
+            "the others. 0.5 is about 12,000 small reads of contexts per second. Raise it for a single "
             "program that needs more; lower it if many identities are not trusted. Above 1: no limit.",
             ge=0.01,
             le=100,

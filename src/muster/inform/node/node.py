@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import bisect
 import contextlib
+import dataclasses
 import functools
 import time
 from collections import Counter
@@ -18,7 +19,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from muster.bus import api, uptime
-from muster.bus.rpc import requests, server
+from muster.bus.rpc import admission, requests, server
 from muster.core import errors, heap, lifecycle, subjects
 from muster.inform import protocol
 from muster.inform import settings as settings_
@@ -30,10 +31,12 @@ from muster.store import database
 from muster.supervision import tasks
 
 IN_FLIGHT_MAX = 4_096
+EACH_AT_ONCE = 64  # of one client
 WATCHING_MAX = 16_384  # a separate limit: waiting clients must not block writes
 RETRY_S = 0.5
 DRAIN_S = 2.0
 AT_ONCE_BYTES_MAX = 64 << 10
+READ_COST = 0.02  # of a read from memory, beside its receipt (`admission`)
 GROUP = "nodes"
 
 T = TypeVar("T")
@@ -140,7 +143,7 @@ class InformationNode(lifecycle.ClosingContext):
             for node in (self.name, protocol.ANY)
         }
         self._internal = {
-            operation.name: operation
+            operation.name: dataclasses.replace(operation, is_charged=False)
             for operation in (
                 _operation("update", protocol.UpdateContext, lambda _, update: self.primary.update(update)),
                 _operation("become-primary", protocol.ContextQuery, self._become_primary),
@@ -149,8 +152,8 @@ class InformationNode(lifecycle.ClosingContext):
                 _operation("store", protocol.ContextQuery, lambda _, name: self.maintenance.store(name.key)),
             )
         }
-        self._server = self._new_server((*operations, *self._internal.values()), IN_FLIGHT_MAX)
-        self._watching = self._new_server([changes], WATCHING_MAX)
+        self._server = self._new_server((*operations, *self._internal.values()), IN_FLIGHT_MAX, EACH_AT_ONCE)
+        self._watching = self._new_server([changes], WATCHING_MAX, None)
         self._notification_handlers: dict[str, Callable[[bytes], Awaitable[None] | None]] = {
             "applied": lambda data: self.primary.applied(protocol.decode(data, protocol.ReplicaApplied)),
             "server-information": self.maintenance.on_information_response,
@@ -236,13 +239,16 @@ class InformationNode(lifecycle.ClosingContext):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _new_server(self, operations: Iterable[server.RpcOperation], pending_max: int) -> server.RpcServer:
+    def _new_server(
+        self, operations: Iterable[server.RpcOperation], pending_max: int, each_at_once: int | None
+    ) -> server.RpcServer:
         return server.RpcServer(
             self.state.bus,
             protocol.PART,
             operations,
             codec=protocol.InformCodec(self.name),
             pending_max=pending_max,
+            each_at_once=each_at_once,
         )
 
     async def _every(self, period_s: float, action: Callable[[], Awaitable[None]]) -> None:
@@ -343,6 +349,7 @@ class InformationNode(lifecycle.ClosingContext):
         except errors.MusterError:
             return False
         self.state.demand.add(request.key, self.name)
+        self._server.charge(sender, READ_COST + len(context.value) / admission.RECEIVED_BYTES)
         return True
 
     def _try_write(
@@ -357,6 +364,7 @@ class InformationNode(lifecycle.ClosingContext):
             return False
         if pending is None:
             return False
+        self._server.charge(caller.identity, admission.REQUEST)
         self._tasks.add(pending.stored)
         pending.stored.add_done_callback(lambda _: self._finish(caller, pending))
         return True

@@ -17,7 +17,9 @@ class Connected(Exception):
 
 
 async def identities(agent_name: str) -> set[str]:
-    settings = loader.load(app_settings.Settings, flags={"manage.agent_name": agent_name})
+    settings = loader.load(
+        app_settings.Settings, flags={"manage.agent_name": agent_name, "inform.processes": False}
+    )
     names = set(management._names(settings.manage))
 
     async def connect(identity: str, _: Any) -> None:

@@ -258,6 +258,7 @@ async def test_a_failure_of_each_loop_of_a_domain_is_counted_shown_and_followed_
         "manage.parent": "127.0.0.1:9",
         "domain.data_dir": str(tmp_path),
         "manage.enabled": False,
+        "inform.processes": False,
         "web.enabled": False,
         "channel.enabled": True,
         "sensor.enabled": True,

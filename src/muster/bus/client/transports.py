@@ -12,7 +12,7 @@ import base64
 import contextlib
 import ssl
 import urllib.parse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from muster.bus.client import reconnection
 from muster.core import errors
@@ -109,8 +109,7 @@ class TcpTransport(asyncio.Protocol):
     # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is of another class
         self.is_writable = True
 
     def pause_writing(self) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from muster.app import domain
 from muster.app import settings as app_settings
 from muster.app.components import factories
 from muster.app.components import information_nodes as part
-from muster.core import errors
+from muster.core import errors, health
 from muster.core.settings import loader
 from muster.inform import client, protocol, service_entries
 from muster.testing.eventually import eventually
@@ -60,6 +62,23 @@ async def test_users_of_a_domain_share_contexts_and_viewers_only_read(tmp_path):
                     timeout_s=1.0,
                 )
             assert (await viewer.get("k", max_staleness_s=0)).value == b"v"
+
+
+@pytest.mark.may_block(reason="a domain's first start reads files")
+async def test_a_node_has_a_process_of_its_own_which_is_replaced(tmp_path):
+    """So searches do not delay the leases, the dispatcher and the notifier of the domain."""
+    made = load_settings(tmp_path, **{"inform.nodes": 1, "inform.processes": True})
+    async with domain.Domain(made, parts=factories.components(made)) as running:
+        (process,) = running.part(part.InformationNodesComponent).processes
+        pid = process.child.pid
+        assert pid not in (None, os.getpid())
+        async with await running.connect("ann", roles.Role.USER) as ann:
+            contexts = client.InformClient(ann)
+            await contexts.put("k", b"v")
+            os.kill(pid, signal.SIGKILL)
+            await eventually(lambda: process.child.pid not in (None, pid) and process.ready.is_set())
+            assert (await contexts.get("k")).value == b"v"
+        await eventually(lambda: process.health().state is health.HealthState.UP)
 
 
 def test_a_role_that_was_revoked_or_changed_has_no_rights_any_more(tmp_path):

@@ -285,6 +285,23 @@ def test_a_rollout_that_reaches_no_resource_fails_and_resuming_tries_again(run):
     run(scenario)
 
 
+def test_a_rollout_does_not_trust_a_state_from_before_the_operation(run):
+    async def scenario(world: RegistryWorld) -> None:
+        await world.client.apply(manifest("web"), wait_s=WAIT_S)
+
+        async def fail(names: Any) -> None:
+            raise errors.Unavailable("the store is lost")
+
+        world.manager._orders._flush = fail
+        row, _ = await rolled(world, "web", operation="restart")
+        assert row.state == "stopped"
+        assert "could not report its state" in row.reason
+        (executed,) = await world.client.exec("restart", "web")
+        assert executed.outcome == "done"
+
+    run(scenario)
+
+
 def test_reading_logs_does_not_delay_a_wait(run):
     async def scenario(world: RegistryWorld) -> None:
         async def read() -> None:

@@ -43,6 +43,7 @@ DEPENDENCIES_MAX = 1_000  # of one resource
 AGENT_BYTES_MAX = 64 << 10  # for facts and labels of one agent
 OPERATION_TIMEOUT_S = 30.0
 NOT_MANAGED = "not-managed"  # the resource of an order belongs to another manager, or to none
+NOT_CHECKPOINTED = "not-checkpointed"  # of a result: the registry has an older state of the resource
 TOPOLOGY = "topology"  # the label of brokers of a topology
 CHANGED = "changed"  # the event for a changed state
 SECRET = "secret"  # the verb of an agent that requests a secret

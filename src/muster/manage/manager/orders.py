@@ -56,8 +56,13 @@ class OrderRunner:
     async def _execute_all(self, orders: Sequence[protocol.OperationOrder]) -> list[protocol.OperationResult]:
         results = await asyncio.gather(*(self._execute(order) for order in orders))
         # The registry knows the state after an operation before it knows the outcome: a rollout relies on it.
-        with contextlib.suppress(errors.MusterError):
+        try:
             await self._flush([order.resource for order in orders])
+        except errors.MusterError:
+            return [
+                msgspec.structs.replace(answer, code=answer.code or protocol.NOT_CHECKPOINTED)
+                for answer in results
+            ]
         return results
 
     async def _execute(self, order: protocol.OperationOrder) -> protocol.OperationResult:

@@ -190,11 +190,13 @@ class RolloutExecutor:
             ]
             answers = await operations.submit_operation(self._registry, orders, running.by)
             done = {
-                name
+                name: answer.code
                 for name, answer in zip(batch, answers, strict=True)
                 if answer.outcome is messages.DecisionOutcome.DONE
             }
-            problems = await self._find_unhealthy(done, running.plan.healthy_s)
+            problems = (
+                await self._find_unhealthy(done, running.plan.healthy_s) if running.plan.healthy_s else {}
+            )
             async with self._writing:  # a pause or resume that is being stored comes first
                 for name, answer in zip(batch, answers, strict=True):
                     running.end(name, answer, problems.get(name, ""))
@@ -203,12 +205,16 @@ class RolloutExecutor:
             if running.state == rollout.RUNNING and running.next_batch():
                 await asyncio.sleep(running.plan.pause_s)
 
-    async def _find_unhealthy(self, names: set[str], within_s: float) -> dict[str, str]:
-        """Wait until the resources are settled in their desired state. Returns why others are not."""
-        loop, problems = asyncio.get_running_loop(), dict[str, str]()
-        deadline = loop.time() + within_s
-        left = names if within_s else set()
-        while left:
+    async def _find_unhealthy(self, codes: dict[str, str], within_s: float) -> dict[str, str]:
+        """Wait until the resources are settled in their desired state. Returns why others are not.
+
+        ``codes`` has those of their operations.
+        """
+        loop = asyncio.get_running_loop()
+        deadline, left = loop.time() + within_s, set(codes)
+        unknown = [name for name, code in codes.items() if code == protocol.NOT_CHECKPOINTED]
+        problems = dict.fromkeys(unknown, "its manager could not report its state")
+        while left := left - problems.keys():
             state = self._registry.state
             for name in sorted(left):
                 if name not in state.resources:  # it was deleted meanwhile
@@ -219,7 +225,6 @@ class RolloutExecutor:
                     left.discard(name)
                 elif rows.is_given_up(row) or loop.time() > deadline:
                     problems[name] = f"it is {row.state}: {row.reason}"
-                    left.discard(name)
             await asyncio.sleep(HEALTH_LOOK_S + len(left) * HEALTH_LOOK_EACH_S)
         return problems
 

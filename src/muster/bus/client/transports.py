@@ -46,6 +46,7 @@ class TcpTransport(asyncio.Protocol):
     def __init__(self, owner: session.Session) -> None:
         self.is_writable = False
         self._owner = owner
+        self._receive = owner.on_data
         self._transport: asyncio.Transport | None = None
         self._ended = asyncio.get_running_loop().create_future()
         self._is_closing = False
@@ -53,7 +54,6 @@ class TcpTransport(asyncio.Protocol):
     async def connect(self, server: reconnection.ServerAddress, proxy: str | None) -> None:
         loop = asyncio.get_running_loop()
         if proxy is None:
-            self.data_received = self._owner.on_data  # type: ignore[method-assign]
             await loop.create_connection(lambda: self, server.host, server.port)
         else:
             await self._connect_through(proxy, server.place)
@@ -73,7 +73,7 @@ class TcpTransport(asyncio.Protocol):
             if b"\r\n\r\n" in received and not answered.done():
                 answered.set_result(None)
 
-        self.data_received = collect  # type: ignore[method-assign]
+        self._receive = collect
         await loop.create_connection(lambda: self, where.hostname or "", port)
         lines = [f"CONNECT {place} HTTP/1.1", f"Host: {place}"]
         if where.username is not None:
@@ -81,7 +81,7 @@ class TcpTransport(asyncio.Protocol):
             lines.append(f"Proxy-Authorization: Basic {base64.b64encode(pair.encode()).decode()}")
         self.write("\r\n".join([*lines, "", ""]).encode())
         await asyncio.wait([answered, self._ended], return_when=asyncio.FIRST_COMPLETED)
-        self.data_received = self._owner.on_data  # type: ignore[method-assign]
+        self._receive = self._owner.on_data
         if not answered.done():
             raise ConnectionError(f"the proxy {where.hostname}:{port} does not respond")
         head, _, rest = bytes(received).partition(b"\r\n\r\n")
@@ -111,6 +111,9 @@ class TcpTransport(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is of another class
         self.is_writable = True
+
+    def data_received(self, data: bytes) -> None:
+        self._receive(data)
 
     def pause_writing(self) -> None:
         self.is_writable = False

@@ -282,6 +282,8 @@ class PublishCommitter:
         receive it once more, as with every repetition.
         """
         subject, data, lines = part
+        # It may have been met only before the message was stored.
+        lines = b"".join(line for line in lines.splitlines(True) if not line.startswith(b"Nats-Expected-"))
         expected = message_format.header_lines({"Nats-Expected-Last-Msg-Id": secrets.token_hex(16)})
         answer = await self._wire.exchange(
             subject, data, b"%b%b%b\r\n" % (_PREFIX, lines, expected), timeout_s=jetstream.TRY_S, stored=True

@@ -7,6 +7,9 @@ import dataclasses
 import os
 import signal
 import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,6 +53,37 @@ async def does_not_cross(near: broker.Broker, far: broker.Broker) -> None:
         await sender.flush()
         await receiver.publish("news", b"from here")
         assert (await news.next(timeout_s=30)).data == b"from here"
+
+
+def super_cluster(sizes: Mapping[str, int], directory: Path, **settings: Any) -> network.BrokerNetwork:
+    """Clusters of these names and sizes, joined by gateways."""
+    return network.BrokerNetwork(
+        member
+        for name, n in sizes.items()
+        for member in network.members(
+            n, directory, name=name, prefix=name, gateway=config.ClusterGateway(name=name), **settings
+        )
+    )
+
+
+def leaf_tree(parents: Mapping[str, str | None], directory: Path, **settings: Any) -> network.BrokerNetwork:
+    """Single brokers, each hanging on its parent by a leaf link; chains and stars are trees too.
+
+    Storage, where ``settings`` give it, is each broker's own, in a domain of its name.
+    """
+    each = settings.pop("storage", config.BrokerStorage())
+    return network.BrokerNetwork(
+        [
+            config.BrokerConfig(
+                name=name,
+                directory=directory / name,
+                storage=None if each is None else dataclasses.replace(each, domain=name),
+                **settings,
+            )
+            for name in parents
+        ],
+        leaves=[(child, parent) for child, parent in parents.items() if parent is not None],
+    )
 
 
 def ups(actual: list[topology.LinkStatus], kind: Kind) -> list[str]:
@@ -187,7 +221,7 @@ async def test_a_network_that_cannot_start_leaves_nothing_behind(tmp_path):
 
 
 async def test_a_super_cluster_carries_messages_and_its_gateways_are_fixed(tmp_path):
-    async with network.super_cluster({"east": 2, "west": 1}, tmp_path, storage=None) as world:
+    async with super_cluster({"east": 2, "west": 1}, tmp_path, storage=None) as world:
         await crosses(world["east-2"], world["west-1"])
         actual = ups(await world.links(), Kind.GATEWAY)
         assert actual == ["gateway:east-1>west", "gateway:east-2>west", "gateway:west-1>east"]
@@ -213,7 +247,7 @@ async def test_a_super_cluster_carries_messages_and_its_gateways_are_fixed(tmp_p
 
 async def test_a_tree_of_leaf_links_carries_messages_from_leaf_to_leaf(tmp_path):
     parents = {"root": None, "left": "root", "right": "root", "left-1": "left"}
-    async with network.leaf_tree(parents, tmp_path) as tree:
+    async with leaf_tree(parents, tmp_path) as tree:
         assert ups(await tree.links(), Kind.LEAF) == ["left-1>left", "left>root", "right>root"]
         await crosses(tree["left-1"], tree["right"])
         with pytest.raises(errors.Refused, match="would close a ring: left-1 - left - root - right"):
@@ -243,7 +277,7 @@ async def test_links_come_and_go_while_brokers_run_and_clients_stay(tmp_path):
 
 
 async def test_a_link_is_down_with_its_far_end_and_up_again_with_it(tmp_path):
-    async with network.leaf_tree({"hub": None, "spoke": "hub"}, tmp_path, storage=None) as pair:
+    async with leaf_tree({"hub": None, "spoke": "hub"}, tmp_path, storage=None) as pair:
         await pair["hub"].stop()
 
         async def up() -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -407,37 +407,6 @@ def mesh(
 ) -> BrokerNetwork:
     """A cluster of ``n`` brokers, each joined to all others."""
     return BrokerNetwork(members(n, directory, name=name, prefix=prefix, **settings))
-
-
-def super_cluster(sizes: Mapping[str, int], directory: Path, **settings: Any) -> BrokerNetwork:
-    """Clusters of these names and sizes, joined by gateways."""
-    return BrokerNetwork(
-        member
-        for name, n in sizes.items()
-        for member in members(
-            n, directory, name=name, prefix=name, gateway=config.ClusterGateway(name=name), **settings
-        )
-    )
-
-
-def leaf_tree(parents: Mapping[str, str | None], directory: Path, **settings: Any) -> BrokerNetwork:
-    """Single brokers, each hanging on its parent by a leaf link; chains and stars are trees too.
-
-    Storage, where ``settings`` give it, is each broker's own, in a domain of its name.
-    """
-    each = settings.pop("storage", config.BrokerStorage())
-    return BrokerNetwork(
-        [
-            config.BrokerConfig(
-                name=name,
-                directory=directory / name,
-                storage=None if each is None else dataclasses.replace(each, domain=name),
-                **settings,
-            )
-            for name in parents
-        ],
-        leaves=[(child, parent) for child, parent in parents.items() if parent is not None],
-    )
 
 
 async def _together(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:

@@ -89,6 +89,7 @@ class FeatureWorld(model_world.DispatcherWorld):
             partitions=self._settings.partitions,
         )
         self.chance = chance
+        self.slow_s = chance.choice([0.0, 0.3, 1.0])  # the longest that reading a page of the log takes
         self.problems: list[str] = []
         self.sent: dict[str, Sent] = {}
         self.confirmed: set[str] = set()
@@ -216,6 +217,7 @@ class FeatureWorld(model_world.DispatcherWorld):
 
     async def end(self) -> None:
         await asyncio.sleep(QUIET_S)
+        self.slow_s = 0.0
         waiting = {
             self.received(message, None)[0]
             for queue in (JOBS, GROUPED)
@@ -372,14 +374,15 @@ class Worker:
 
     async def _return_for_others(self, text: str) -> None:
         (entry,) = self.session.unacknowledged.values()
+        self.returned.add(text)
         await self.consumer.pause()
         await self.connection.request(
             protocol.ReleaseMessages(self.connection.name, {entry.key: [entry.sequence]}, elsewhere=True)
         )
         self.session.unacknowledged.clear()
         self.excluded.add(text)
-        if self.registered[text] == self._registration():  # otherwise, it may not have counted as held
-            self.returned.add(text)
+        if self.registered[text] != self._registration():
+            self.returned.discard(text)  # it may not have counted as held
         await self.consumer.resume()
 
     async def close(self, *, lost: bool = False) -> None:
@@ -473,17 +476,16 @@ async def _run(world: FeatureWorld) -> None:
     await world.end()
 
 
-def _slow_reads(patch: pytest.MonkeyPatch, chance: random.Random) -> None:
-    """Reading the log takes up to this long, and little of it stays in memory."""
-    slow_s = chance.choice([0.0, 0.3, 1.0])
+def _slow_reads(patch: pytest.MonkeyPatch, chance: random.Random, world: FeatureWorld) -> None:
+    """Reading the log takes a while, and little of it stays in memory."""
     patch.setattr(message_cache, "LAST_MAX", chance.choice([2, 4, 50]))
     patch.setattr(backlog_reader, "READ_AHEAD", chance.choice([1, 3, 100]))
     patch.setattr(delivery, "IDLE_S", chance.choice([1.0, 30.0]))
     read, get = streams.SimulatedStream.read, streams.SimulatedStream.get
 
     async def pause() -> None:
-        if slow_s and chance.random() < 0.5:
-            await asyncio.sleep(chance.random() * slow_s)
+        if world.slow_s and chance.random() < 0.5:
+            await asyncio.sleep(chance.random() * world.slow_s)
 
     async def slow_read(stream: streams.SimulatedStream, *args: Any, **more: Any) -> AsyncIterator[Any]:
         await pause()
@@ -510,7 +512,7 @@ def run(seed: int) -> list[str]:
 
     async def main() -> FeatureWorld:
         world = FeatureWorld(chance)
-        _slow_reads(patch, chance)
+        _slow_reads(patch, chance, world)
         try:
             await _run(world)
         except errors.MusterError as error:

@@ -21,9 +21,11 @@ DEAD = destinations.queue(destinations.DEAD_LETTERS)
 
 
 @pytest.fixture(autouse=True)
-def wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def wall_clock(monkeypatch: pytest.MonkeyPatch) -> virtual_clock.FakeClock:
     """Goes with the loop."""
-    monkeypatch.setattr("time.time_ns", virtual_clock.FakeClock().time_ns)
+    clock = virtual_clock.FakeClock()
+    monkeypatch.setattr("time.time_ns", clock.time_ns)
+    return clock
 
 
 async def browsed(session: client_api.Session, queue: destinations.Destination) -> list[messages.JmsMessage]:
@@ -105,3 +107,17 @@ async def test_a_large_message_that_expires_while_it_is_read_is_not_received(
         await asyncio.sleep(1)
         assert await (consumer.receive(10) if waits else consumer.receive_nowait()) is None
         assert await browsed(session, DEAD) == []
+
+
+async def test_a_delayed_message_is_not_late_when_the_clock_was_wrong_for_a_while(
+    simulated_network: network.SimulatedNetwork, wall_clock: virtual_clock.FakeClock
+):
+    net = simulated_network
+    async with test_races.serving(net), client_api.Connection(await net.connect("a")) as connection:
+        session = connection.session()
+        consumer = await session.consumer(JOBS)
+        await session.producer(JOBS, delay_s=8).send("one")
+        wall_clock.step_back(3600)
+        await session.producer(JOBS, delay_s=8).send("two")
+        wall_clock.advance(3600)
+        assert await test_races.received(consumer, 60) == ["two", "one"]

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 BATCH_MESSAGES: Final = 500  # released at one time
 BATCH_BYTES: Final = 1 << 20  # bytes stored at one time
 RETRY_MS: Final = 1000
+LOOK_S: Final = 30.0  # between looks at the wall clock, which may be set meanwhile
 
 
 class DelayedHeader(msgspec.Struct, frozen=True):
@@ -102,7 +103,9 @@ class DelayedMessages:
         self.stop()
         if self._waiting and not self._is_releasing:
             wait_ms = max(self._waiting[0][0], self._retry_at_ms) - self._state.now_ms()
-            self._timer = self._state.loop.call_later(max(0.0, wait_ms / 1000), self._start_release)
+            self._timer = self._state.loop.call_later(
+                min(max(0.0, wait_ms / 1000), LOOK_S), self._start_release
+            )
 
     def _start_release(self) -> None:
         self._is_releasing = True

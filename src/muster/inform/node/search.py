@@ -22,6 +22,7 @@ import functools
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
@@ -37,6 +38,7 @@ SLICE_KEYS = 64  # between two checks of the clock
 SEARCH_S = 1.0  # a node replies after this time
 REPLIES_S = 3.0  # nodes without a reply after this time are reported as silent
 SEARCHES_MAX = 64
+EACH_AT_ONCE = 2  # searches of all nodes for one client; its others wait
 SEARCHES_EACH_MAX = 16  # of one client
 CONTEXT_COST = 0.01  # of a context in a reply, in the unit of `muster.bus.rpc.admission`
 FOUND_MAX = 1_000  # contexts in one reply: more are encoded and decoded for too long; clients continue
@@ -50,6 +52,12 @@ class _Slice(NamedTuple):
     reached: str | None  # None: all keys have been searched
 
 
+@dataclass(slots=True)
+class _ClientSearches:
+    turn: asyncio.Semaphore
+    number: int = 0  # that run or wait
+
+
 class ContextSearch:
     def __init__(self, shared: state.NodeState, reader: reads.ContextReader) -> None:
         self._state = shared
@@ -57,14 +65,27 @@ class ContextSearch:
         self._slice_lock = asyncio.Lock()  # one slice in each iteration of the event loop
         self._turns: dict[str, asyncio.Lock] = {}  # by client: it waits for one slice at a time
         self._unordered: list[str] = []  # keys that are not sorted yet
+        self._finding: dict[str, _ClientSearches] = {}
         self._searches: Counter[str] = Counter()  # by client
 
     # All nodes.
 
     async def find(self, query: protocol.FindContexts, identity: str) -> protocol.FindResult:
         """Return the contexts of all nodes that match the predicate, as many as one reply holds."""
+        search_plan.plan(query.predicate)  # raises errors in the predicate once, here
+        of = self._finding.setdefault(identity, _ClientSearches(asyncio.Semaphore(EACH_AT_ONCE)))
+        of.number += 1
+        try:
+            async with of.turn:
+                return await self._find(query, identity)
+        finally:
+            of.number -= 1
+            if not of.number:
+                del self._finding[identity]
+
+    async def _find(self, query: protocol.FindContexts, identity: str) -> protocol.FindResult:
         shared = self._state
-        plan = search_plan.plan(query.predicate)  # raises errors in the predicate once, here
+        plan = search_plan.plan(query.predicate)
         without = set(query.without)
         others = [node for node in shared.directory.nodes if node not in without]
         share = REPLIES_BYTES_MAX // (len(others) + 1)

@@ -49,7 +49,7 @@ class Wire:
 
     def __init__(self) -> None:
         self.heard: list[Any] = []
-        self.subscriptions = client_parser.SubscriptionTable(counters.ConnectionCounters(None))
+        self.subscriptions = client_parser.WireSubscriptions(counters.ConnectionCounters(None))
         self.subscriptions.refuse = self.refuse  # type: ignore[method-assign]
         self.subscriptions.reader_failed = self.reader_failed  # type: ignore[method-assign]
         self.listen(7)
@@ -58,7 +58,7 @@ class Wire:
 
     def listen(self, number: int, subject: str = ">", read_all: Any = None) -> None:
         read = None if read_all else functools.partial(self.read, number)
-        made = client_parser.Subscription(number, subject, "", read, read_all)
+        made = client_parser.WireSubscription(number, subject, "", read, read_all)
         self.subscriptions.by_number[b"%d" % number] = made
 
     def parser(self) -> client_parser.BrokerParser:
@@ -131,7 +131,7 @@ def test_an_error_of_a_reader_is_its_own(error: type[BaseException]):
         raise error
 
     wire = Wire()
-    wire.subscriptions.by_number[b"1"] = client_parser.Subscription(1, "a", "", fail)
+    wire.subscriptions.by_number[b"1"] = client_parser.WireSubscription(1, "a", "", fail)
     wire.listen(2, "a", read_all=fail)
     wire.parser().feed(b"MSG a 1 0\r\n\r\nMSG a 2 0\r\n\r\nMSG a 7 0\r\n\r\n")
     assert wire.heard == [(b"a", error), (7, b"a", b"", b"", None), (b"a", error)]

@@ -345,9 +345,9 @@ def bus_headers(data: bytes) -> None:
 def broker_lines(data: bytes) -> None:
     """Whatever arrives, in two blocks, each subscription sees its own subjects only."""
     read: list[bytes] = []
-    table = client_parser.SubscriptionTable(counters.ConnectionCounters(None))
+    table = client_parser.WireSubscriptions(counters.ConnectionCounters(None))
     for number, pattern in enumerate((b"a.b", b"a.>"), 1):
-        table.by_number[b"%d" % number] = client_parser.Subscription(
+        table.by_number[b"%d" % number] = client_parser.WireSubscription(
             number, pattern.decode(), "", lambda subject, *_: read.append(subject)
         )
     parser_ = client_parser.BrokerParser(mock.MagicMock(), table)

@@ -55,8 +55,8 @@ class NatsConnection:
         self._options: session.SessionOptions
         self._login: Callable[[Mapping[str, Any]], dict[str, str]]
         self._servers: reconnection.ServerPool
-        self._session: session.Session | None = None
-        self._subscriptions = parser.SubscriptionTable(counts)
+        self._session: session.BrokerSession | None = None
+        self._subscriptions = parser.WireSubscriptions(counts)
         self._numbers = itertools.count(1)
         self._unsent: list[bytes] = []
         self._unsent_bytes = 0
@@ -85,13 +85,13 @@ class NatsConnection:
         except Exception as error:
             raise broker_errors.connection_error(error, server) from error
 
-    async def _open_session(self, address: reconnection.ServerAddress) -> session.Session:
+    async def _open_session(self, address: reconnection.ServerAddress) -> session.BrokerSession:
         self._servers.current = address
-        opened = session.Session(self, self._options, self._login, self._subscriptions)
+        opened = session.BrokerSession(self, self._options, self._login, self._subscriptions)
         await opened.open(address, self._plan.handshake_s(self._options.connect_timeout_s))
         return opened
 
-    def _begin(self, opened: session.Session) -> None:
+    def _begin(self, opened: session.BrokerSession) -> None:
         self._session = opened
         self.is_connected = True
         self.generation += 1
@@ -104,7 +104,7 @@ class NatsConnection:
         self._unsent_bytes += sum(map(len, changes))
         self._flush()
 
-    def on_session_lost(self, lost: session.Session) -> None:
+    def on_session_lost(self, lost: session.BrokerSession) -> None:
         if lost is not self._session or self.is_closed:
             return
         self._session, self.is_connected = None, False
@@ -216,10 +216,10 @@ class NatsConnection:
         read_all: api.BulkHandler | None = None,
         *,
         stored: bool = False,
-    ) -> parser.Subscription:
+    ) -> parser.WireSubscription:
         """Subscribe, without waiting for the broker: it has it before it reads what is sent after this."""
         number = next(self._numbers)
-        made = parser.Subscription(number, subject, group, read, read_all, stored=stored)
+        made = parser.WireSubscription(number, subject, group, read, read_all, stored=stored)
         self._subscriptions.by_number[b"%d" % number] = made
         if self.is_connected:
             self._append(made.command)
@@ -236,7 +236,7 @@ class NatsConnection:
         stored: bool = False,
     ) -> int:
         """Subscribe, and return the subscription's number once the broker has it. The arguments are those of
-        `parser.Subscription`."""
+        `parser.WireSubscription`."""
         message_format.check_subject(subject, wildcards=True)
         message_format.check_group(group)
         self.check_open()

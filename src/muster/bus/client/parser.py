@@ -44,7 +44,7 @@ _UTF_8 = _message(message_format.TOKEN)
 _MALFORMED = _message(r"[^ \n]++")
 
 
-class Subscription:
+class WireSubscription:
     """``read`` is called for each message while the socket is read; ``read_all`` instead for the subjects and
     data of a block.
 
@@ -80,14 +80,14 @@ class Subscription:
         self.data: list[bytes] = []
 
 
-class SubscriptionTable:
+class WireSubscriptions:
     """The subscriptions of a connection; it counts what none of them receives."""
 
     def __init__(self, counts: counters.ConnectionCounters) -> None:
-        self.by_number: dict[bytes, Subscription] = {}
+        self.by_number: dict[bytes, WireSubscription] = {}
         self._counts = counts
 
-    def active(self) -> dict[int, Subscription]:
+    def active(self) -> dict[int, WireSubscription]:
         return {held.number: held for held in self.by_number.values() if held.is_active}
 
     def refuse(self, why: counters.ConnectionCounter, subject: bytes) -> None:
@@ -101,7 +101,7 @@ class SubscriptionTable:
 class BrokerParser:
     """Parses what arrives over one socket."""
 
-    def __init__(self, over: session.Session, subscriptions: SubscriptionTable) -> None:
+    def __init__(self, over: session.BrokerSession, subscriptions: WireSubscriptions) -> None:
         self._session = over
         self._subscriptions = subscriptions
         self._kept: list[bytes] = []  # the beginning of something whose end has not come
@@ -130,7 +130,7 @@ class BrokerParser:
 
     def _read(self, data: bytes) -> int:
         """Read ``data`` up to the end of the last complete line or message, which is returned."""
-        collecting: dict[int, Subscription] = {}
+        collecting: dict[int, WireSubscription] = {}
         at = 0
         try:
             while (at := self._read_messages(data, at, collecting)) < len(data):
@@ -150,7 +150,7 @@ class BrokerParser:
                 self._deliver(subscription)
         return at
 
-    def _read_messages(self, data: bytes, at: int, collecting: dict[int, Subscription]) -> int:
+    def _read_messages(self, data: bytes, at: int, collecting: dict[int, WireSubscription]) -> int:
         subscriptions, size, usual = self._subscriptions.by_number, len(data), _ASCII.match
         while at < size:
             line = usual(data, at) or _unusual(data, at)
@@ -193,7 +193,7 @@ class BrokerParser:
                 subscription.data.append(data[body:stop])
         return at
 
-    def _deliver(self, subscription: Subscription) -> None:
+    def _deliver(self, subscription: WireSubscription) -> None:
         subjects, subscription.subjects = subscription.subjects, []
         data, subscription.data = subscription.data, []
         try:

@@ -98,13 +98,13 @@ class ServerPool:
         reported = info.get("connect_urls")
         for place in reported if isinstance(reported, list) else ():
             try:
-                found = parse_server(f"{self.current.scheme}://{place}")
+                address = parse_server(f"{self.current.scheme}://{place}")
             except errors.InvalidInput:
                 continue
             name = ""
-            if info.get("tls_required") and _is_ip(found.host):
+            if info.get("tls_required") and _is_ip(address.host):
                 name = self.current.tls_name or self.current.host
-            self.add([ServerAddress(found.scheme, found.host, found.port, self.current.path, name)])
+            self.add([ServerAddress(address.scheme, address.host, address.port, self.current.path, name)])
 
     def candidates(self) -> Sequence[ServerAddress]:
         """For the next attempt: all but the last, if there are others."""

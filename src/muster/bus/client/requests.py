@@ -97,7 +97,7 @@ class RequestConnection(connection.NatsConnection):
     ) -> None:
         super().__init__(subjects_.inbox(identity), on_change, on_refused, counts)
         self._requester = f"{identity}.{secrets.token_hex(16)}"  # and the session
-        self._inboxes: list[parser.Subscription] = []  # for all replies
+        self._inboxes: list[parser.WireSubscription] = []  # for all replies
         self._tokens = itertools.count(1)
         self._calls: dict[bytes, _Call | _Question] = {}
         self._timers = request_timers.RequestTimers(self._late)

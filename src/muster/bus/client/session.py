@@ -41,7 +41,7 @@ class SessionOptions:
     connect_timeout_s: float
 
 
-class Session:
+class BrokerSession:
     """It notifies ``owner`` of its end only if it was open."""
 
     def __init__(
@@ -49,7 +49,7 @@ class Session:
         owner: connection.NatsConnection,
         options: SessionOptions,
         login: Callable[[Mapping[str, Any]], dict[str, str]],
-        subscriptions: parser.SubscriptionTable,
+        subscriptions: parser.WireSubscriptions,
     ) -> None:
         self._owner = owner
         self._options = options

@@ -1,7 +1,7 @@
 """The sockets of a connection: TCP, with TLS after the first line of the broker, and WebSocket; both also
 through an HTTP proxy, which receives a CONNECT request and forwards bytes: TLS is end to end with the broker.
 
-A transport calls `Session.on_data` with each block that arrives, `on_writable` when it is so again, and
+A transport calls `BrokerSession.on_data` with each block that arrives, `on_writable` when it is so again, and
 `on_lost` once, when it has ended; not after `close` or `abort`.
 """
 
@@ -27,7 +27,10 @@ PROXY_PORT = 3128
 
 
 async def connect(
-    server: reconnection.ServerAddress, tls: ssl.SSLContext | None, proxy: str | None, owner: session.Session
+    server: reconnection.ServerAddress,
+    tls: ssl.SSLContext | None,
+    proxy: str | None,
+    owner: session.BrokerSession,
 ) -> TcpTransport | WebSocketTransport:
     if server.is_websocket:
         websocket = WebSocketTransport(owner)
@@ -43,7 +46,7 @@ async def connect(
 
 
 class TcpTransport(asyncio.Protocol):
-    def __init__(self, owner: session.Session) -> None:
+    def __init__(self, owner: session.BrokerSession) -> None:
         self.is_writable = False
         self._owner = owner
         self._receive = owner.on_data
@@ -157,7 +160,7 @@ class TcpTransport(asyncio.Protocol):
 
 
 class WebSocketTransport:
-    def __init__(self, owner: session.Session) -> None:
+    def __init__(self, owner: session.BrokerSession) -> None:
         self.is_writable = False
         self._owner = owner
         self._session: Any = None

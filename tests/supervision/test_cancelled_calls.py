@@ -36,7 +36,7 @@ async def test_supervised_tasks_end_whatever_was_cancelled():
 
     async def work() -> None:
         try:
-            await asyncio.sleep(3600)
+            await asyncio.Event().wait()
         finally:
             await asyncio.sleep(0)
             cleaned.append(1)

@@ -99,7 +99,7 @@ async def test_work_that_is_cancelled_before_it_begins_is_closed(gateway: amqp_g
     _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     await eventually.eventually(lambda: gateway.connections)
     (client,) = gateway.connections
-    work = asyncio.sleep(3600)
+    work = asyncio.Event().wait()
     task = client.spawn(work)
     task.cancel()
     await asyncio.wait([task])

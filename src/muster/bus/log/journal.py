@@ -1,0 +1,269 @@
+"""Decides what an owned log appends, recognises and trims. Pure: no stream, no clock.
+
+Waiting transactions become one page: whatever arrives while a page is being stored waits for the next. So
+the state is exact whenever a page is made, and a page may contain, before its new records, the live ones of
+the oldest pages: these are then removed. A log is trimmed by its own appends, in proportion to them, until it
+is at most `TRIM_FACTOR` times as large as what is live.
+
+Invariant: ``pages`` are the stored pages in order, and each record that is live is in one of them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from muster.bus.log import pages as pages_
+from muster.core import errors
+
+TRIM_FACTOR = 3
+TRIM_BYTES_MIN = 4 << 20  # a smaller log is not trimmed
+TRIM_BATCH_BYTES = 256 << 10  # of the oldest pages that are rewritten with one page
+WINDOW_MS = 120_000  # how long requests are recognised
+REQUESTS_MAX = 100_000
+
+
+class LogState(Protocol):
+    """The state in memory. `KeyedState` is one for records that fit into it."""
+
+    def apply(self, record: pages_.LogRecord, version: int, position: int) -> None:
+        """A stored record; of one that was rewritten only the position is new."""
+        ...
+
+    def holds(self, key: bytes, position: int) -> bool:
+        """Whether the record of ``key`` at ``position`` is its present one."""
+        ...
+
+    def reset(self) -> None:
+        """Forget everything: the log is read from its beginning."""
+        ...
+
+    @property
+    def live_bytes(self) -> int: ...
+
+
+class KeyedRecord(msgspec.Struct, frozen=True):
+    value: bytes
+    version: int
+    position: int
+
+
+class KeyedState:
+    """Holds the present value of each key."""
+
+    def __init__(self) -> None:
+        self.records: dict[bytes, KeyedRecord] = {}
+        self.live_bytes = 0
+
+    def apply(self, record: pages_.LogRecord, version: int, position: int) -> None:
+        former = self.records.pop(record.key, None)
+        if former is not None:
+            self.live_bytes -= len(record.key) + len(former.value)
+        if record.value is not None:
+            self.records[record.key] = KeyedRecord(record.value, version, position)
+            self.live_bytes += len(record.key) + len(record.value)
+
+    def holds(self, key: bytes, position: int) -> bool:
+        record = self.records.get(key)
+        return record is not None and record.position == position
+
+    def reset(self) -> None:
+        self.records.clear()
+        self.live_bytes = 0
+
+
+class StoredPage(msgspec.Struct, frozen=True):
+    """``body``: the lowest sequence of its body; 0 without one."""
+
+    sequence: int
+    size: int
+    body: int = 0
+
+
+class OldestPages:
+    """The records of the ``count`` oldest pages, read for trimming, with their positions."""
+
+    def __init__(
+        self,
+        count: int,
+        records: Sequence[tuple[int, pages_.LogRecord]],
+        requests: Sequence[pages_.LogRequest],
+    ) -> None:
+        self.count = count
+        self.records = deque(records)
+        self.requests = list(requests)
+
+
+class LogTransaction:
+    """Records that are stored together, or not at all."""
+
+    __slots__ = ("body", "known", "records", "request", "size")
+
+    def __init__(
+        self,
+        records: Sequence[pages_.LogRecord],
+        request: pages_.LogRequest | None = None,
+        known: Sequence[pages_.LogRequest] = (),
+    ) -> None:
+        if len(records) >= pages_.RECORDS_MAX:
+            raise errors.LimitExceeded(
+                f"a transaction of {len(records):,} records: the maximum is {pages_.RECORDS_MAX - 1:,}"
+            )
+        self.records = list(records)
+        self.request = request
+        self.known = list(known)  # requests of trimmed pages
+        self.size = sum(record.size for record in records)
+        self.body: list[int] = []  # where its records are stored, if it is large
+
+    @property
+    def is_large(self) -> bool:
+        return self.size > pages_.PAGE_BYTES
+
+    @property
+    def only_deletes(self) -> bool:
+        return all(record.value is None for record in self.records)
+
+
+class LogJournal:
+    """``bytes_max``: the budget. Deletions are appended up to it; other records leave ``reserve_bytes``."""
+
+    def __init__(self, state: LogState, *, bytes_max: int, reserve_bytes: int) -> None:
+        self.state = state
+        self.log = ""
+        self.epoch = 0
+        self.last = 0  # the sequence of the last page
+        self.bytes = 0
+        self.pages: deque[StoredPage] = deque()
+        self.requests: dict[str, pages_.LogRequest] = {}
+        self._bytes_max = bytes_max
+        self._reserve_bytes = reserve_bytes
+
+    # Reading.
+
+    def follows(self, page: pages_.LogPage) -> bool:
+        """Whether ``page`` is the next one. Otherwise pages were trimmed before they were read, and the log
+        is read from its beginning."""
+        return not self.last or (page.previous == self.last and page.log == self.log)
+
+    def restart(self) -> None:
+        self.state.reset()
+        self.log, self.epoch, self.last, self.bytes = "", 0, 0, 0
+        self.pages.clear()
+        self.requests.clear()
+
+    def apply(self, sequence: int, size: int, page: pages_.LogPage, body: Sequence[pages_.LogRecord]) -> None:
+        """The next page. ``body``: its records, if they are in other messages."""
+        if page.epoch < self.epoch:
+            raise errors.InvariantViolation(
+                f"page {sequence} has epoch {page.epoch}, after {self.epoch}: two owners wrote at once"
+            )
+        self.log, self.epoch, self.last = page.log, page.epoch, sequence
+        size += sum(record.size for record in body)
+        self.pages.append(StoredPage(sequence, size, min(page.body, default=0)))
+        self.bytes += size
+        for place, record in enumerate(body or page.records):
+            position = pages_.position(sequence, place)
+            self.state.apply(record, record.version or position, position)
+        for request in page.requests:
+            if request.position < pages_.RECORDS_MAX:
+                at = pages_.position(sequence, request.position)
+                request = msgspec.structs.replace(request, position=at)
+            self.requests[request.id] = request
+
+    # Appending.
+
+    def executed(self, request: str, now_ms: int) -> int | None:
+        """The position of the request with this id, if it was executed lately."""
+        while self.requests:
+            oldest = next(iter(self.requests.values()))
+            if now_ms - oldest.at_ms <= WINDOW_MS and len(self.requests) <= REQUESTS_MAX:
+                break
+            del self.requests[oldest.id]
+        known = self.requests.get(request)
+        return None if known is None else known.position
+
+    def check_room(self, transaction: LogTransaction, waiting_bytes: int) -> None:
+        room = self._bytes_max - self.bytes - waiting_bytes
+        if not transaction.only_deletes:
+            room -= self._reserve_bytes
+        if transaction.size + pages_.OVERHEAD_BYTES > room:
+            raise errors.LimitExceeded(
+                f"no room for {transaction.size} bytes: the log uses {self.bytes} of {self._bytes_max}",
+                hint="delete what is not needed, or raise the budget of the log",
+            )
+
+    def next_page(
+        self, waiting: deque[LogTransaction]
+    ) -> tuple[pages_.LogPage, list[tuple[LogTransaction, int]]]:
+        """A page of the first ones of ``waiting``, which are removed, each with the place of its last record.
+        A large transaction has a page of its own.
+        """
+        page = pages_.LogPage(self.log, self.epoch, self.last, [], [], [])
+        taken: list[tuple[LogTransaction, int]] = []
+        size = 0
+        while waiting:
+            following = waiting[0]
+            if taken and (following.is_large or size + following.size > pages_.PAGE_BYTES):
+                break
+            taken.append((waiting.popleft(), 0))
+            size += following.size
+            (page.body if following.is_large else page.records).extend(
+                following.body if following.is_large else following.records  # type: ignore[arg-type]
+            )
+            count = len(following.records) if following.is_large else len(page.records)
+            place = max(0, count - 1)
+            taken[-1] = following, place
+            page.requests.extend(following.known)
+            if following.request is not None:
+                page.requests.append(msgspec.structs.replace(following.request, position=place))
+            if following.is_large:
+                break
+        return page, taken
+
+    # Trimming.
+
+    @property
+    def is_trim_due(self) -> bool:
+        return self.bytes > max(TRIM_BYTES_MIN, TRIM_FACTOR * self.state.live_bytes) and len(self.pages) > 1
+
+    def oldest_pages(self) -> list[StoredPage]:
+        """The pages to rewrite next; never the last one."""
+        chosen: list[StoredPage] = []
+        size = 0
+        for page in self.pages:
+            size += page.size
+            if page.sequence == self.last or (chosen and size > TRIM_BATCH_BYTES):
+                break
+            chosen.append(page)
+        return chosen
+
+    def rewrite(self, oldest: OldestPages, now_ms: int) -> LogTransaction:
+        """The next live records of ``oldest``, as many as fit into a page. To be stored next: what is live
+        may change with each page."""
+        records: list[pages_.LogRecord] = []
+        size = 0
+        while oldest.records:
+            position, record = oldest.records[0]
+            if self.state.holds(record.key, position):
+                if records and size + record.size > pages_.PAGE_BYTES:
+                    break
+                size += record.size
+                records.append(
+                    record if record.version else msgspec.structs.replace(record, version=position)
+                )
+            oldest.records.popleft()
+        known = [request for request in oldest.requests if now_ms - request.at_ms <= WINDOW_MS]
+        oldest.requests = []
+        return LogTransaction(records, known=known)
+
+    def trimmed(self, count: int) -> None:
+        """The ``count`` oldest pages were rewritten."""
+        for _ in range(count):
+            self.bytes -= self.pages.popleft().size
+
+    def first_body(self) -> int:
+        """The lowest sequence of a body that a page names; 0: none does."""
+        return next((page.body for page in self.pages if page.body), 0)

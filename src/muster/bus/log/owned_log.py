@@ -1,0 +1,409 @@
+"""An owned log: the shell that stores, reads and follows its pages.
+
+    log = OwnedLog(stream, "muster.manage.log.registry", state)
+    await log.start()                       # a standby: follows
+    async with await all_leases.acquire("manage.registry") as lease:
+        await log.own(lease.epoch)          # reads to the end, and writes the first page
+        position = await log.append([(b"key", b"value")], request="id")
+
+One page is stored at a time, and fenced by the sequence of the one before it. So after the first page of a
+new owner each append of the former one fails; the lease only decides who tries. An append whose outcome is
+unknown ends the ownership as well: the owner has to read the log again.
+
+`confirm` proves that the log has no newer owner and no newer page: a read after it is linearizable, without
+clocks. All that wait share an empty page.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from muster.bus import api
+from muster.bus.log import journal as journal_
+from muster.bus.log import pages
+from muster.core import errors
+from muster.core.telemetry import log
+from muster.supervision import tasks
+
+events = log.EventLog("bus")
+
+WAITING_BYTES_MAX = 64 << 20
+PURGE_PAGES = 64  # trimmed pages that are removed together
+CHECK_S = 1.0  # how often a follower compares its position with the end of the log
+TIMEOUT_S = 10.0
+RETRY_S = 0.25
+
+
+class NotOwner(errors.Unavailable):
+    """This process does not own the log, or not any more: ask the owner."""
+
+    code = "not-owner"
+
+
+class OwnedLog:
+    """``state`` is changed here only, by stored records. ``bytes_max``: the budget; ``reserve_bytes`` of it
+    are for deletions. ``on_applied`` is called after each page with its last position."""
+
+    def __init__(
+        self,
+        stream: api.Stream,
+        subject: str,
+        state: journal_.LogState,
+        *,
+        bytes_max: int = 1 << 30,
+        reserve_bytes: int = 1 << 20,
+        on_applied: Callable[[int], None] = lambda position: None,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._stream = stream
+        self._pages_subject = f"{subject}.page"
+        self._body_subject = f"{subject}.body"
+        self._journal = journal_.LogJournal(state, bytes_max=bytes_max, reserve_bytes=reserve_bytes)
+        self._on_applied = on_applied
+        self._now_ms = now_ms
+        self._tasks = tasks.TaskSupervisor(f"log {subject}")
+        self._following: asyncio.Task[None] | None = None
+        self._owner = False
+        self._waiting: deque[journal_.LogTransaction] = deque()
+        self._waiting_bytes = 0
+        self._futures: dict[journal_.LogTransaction, asyncio.Future[int]] = {}
+        self._pending: dict[str, asyncio.Future[int]] = {}  # by the id of their request
+        self._confirming: asyncio.Future[int] | None = None
+        self._storing: asyncio.Task[None] | None = None
+        self._oldest: journal_.OldestPages | None = None
+        self._trimmed = 0  # pages that were rewritten and not removed yet
+        self._current_at = 0.0  # when the state was known to be current
+        self._stopped = False
+        self.lost = asyncio.Event()  # the ownership has ended
+        self.lost_because = ""
+
+    def __repr__(self) -> str:
+        role = "owner" if self._owner else "follower"
+        return f"<log {self._pages_subject} {role} at {self._journal.last} epoch {self._journal.epoch}>"
+
+    # Reading.
+
+    @property
+    def position(self) -> int:
+        """After the last record that is applied."""
+        return pages.position(self._journal.last + 1)
+
+    @property
+    def age_s(self) -> float:
+        """How old the state can be."""
+        if self._owner:
+            return 0.0
+        return asyncio.get_running_loop().time() - self._current_at
+
+    @property
+    def stored_bytes(self) -> int:
+        return self._journal.bytes
+
+    @property
+    def is_owned(self) -> bool:
+        return self._owner
+
+    async def start(self) -> None:
+        """Read what is stored, and follow it."""
+        await self._catch_up()
+        self._tasks.loop("check", self._check)
+        self._follow_on()
+
+    async def stop(self) -> None:
+        self._stopped = True
+        self._give_up("stopped")
+        await self._tasks.close()
+
+    def _follow_on(self) -> None:
+        self._following = self._tasks.loop("follow", self._follow)
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                await self._catch_up()
+                first = self._journal.last + 1
+                async with self._stream.follow(first, subject=self._pages_subject) as following:
+                    async for message in following:
+                        if not await self._apply(message):
+                            break
+            except errors.Dropped:  # trimmed before it was read
+                self._journal.restart()
+            except errors.Unavailable:
+                await asyncio.sleep(RETRY_S)
+
+    async def _check(self) -> None:
+        """Note when the state is current."""
+        while True:
+            if not self._owner:
+                asked_at = asyncio.get_running_loop().time()
+                try:
+                    last = await self._stream.last_for(self._pages_subject)
+                except errors.Unavailable:
+                    pass
+                else:
+                    if last is None or last.sequence <= self._journal.last:
+                        self._current_at = asked_at
+            await asyncio.sleep(CHECK_S)
+
+    async def _catch_up(self) -> None:
+        while True:
+            asked_at = asyncio.get_running_loop().time()
+            first = (
+                self._journal.last + 1 if self._journal.last else (await self._stream.state()).first_sequence
+            )
+            try:
+                async for message in self._stream.read(first, subject=self._pages_subject):
+                    if not await self._apply(message):
+                        break
+                else:
+                    self._current_at = asked_at
+                    return
+            except errors.Dropped:
+                self._journal.restart()
+
+    async def _apply(self, message: api.StoredMessage) -> bool:
+        """Apply a page that was read. False: the log has to be read from its beginning."""
+        if message.sequence <= self._journal.last:
+            return True
+        page = pages.decode(message.data)
+        if not self._journal.follows(page):
+            events.info("log-read-again", log=self._pages_subject, at=message.sequence)
+            self._journal.restart()
+            return False
+        try:
+            body = await self._body(page)
+        except errors.NotFound:  # trimmed meanwhile
+            self._journal.restart()
+            return False
+        self._journal.apply(message.sequence, _size(message.data), page, body)
+        self._on_applied(self.position - 1)
+        return True
+
+    async def _body(self, page: pages.LogPage) -> list[pages.LogRecord]:
+        if not page.body:
+            return []
+        return pages.from_body([(await self._stream.get(sequence)).data for sequence in page.body])
+
+    # Owning.
+
+    async def own(self, epoch: int) -> None:
+        """Become the owner: read to the end and fence the former owner. `NotOwner` if the log has a higher
+        epoch already."""
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.wait([self._following])
+            self._following = None
+        while True:
+            await self._catch_up()
+            journal = self._journal
+            if epoch <= journal.epoch:
+                raise NotOwner(f"epoch {epoch} of the log has been superseded by {journal.epoch}")
+            log = journal.log or secrets.token_hex(8)
+            page = pages.LogPage(log, epoch, journal.last)
+            try:
+                await self._store(page, [])
+            except errors.Conflict:
+                continue  # the former owner was faster: read its page first
+            break
+        self._owner = True
+        self.lost.clear()
+        await self._purge()
+        events.info("log-owned", log=self._pages_subject, epoch=epoch, page=self._journal.last)
+
+    async def _store(self, page: pages.LogPage, body: Sequence[pages.LogRecord]) -> int:
+        data = pages.encode(page)
+        try:
+            sequence = await self._stream.publish(
+                self._pages_subject,
+                data,
+                message_id=secrets.token_hex(16),
+                expected_last_subject_sequence=page.previous,
+                timeout_s=TIMEOUT_S,
+            )
+        except errors.Conflict:
+            # Also if an attempt was stored whose acknowledgement was lost: no page is like another one.
+            following = await self._page_after(page.previous)
+            if following is None or following.data != data:
+                raise
+            sequence = following.sequence
+        self._journal.apply(int(sequence), _size(data), page, body)
+        self._on_applied(self.position - 1)
+        return int(sequence)
+
+    async def _page_after(self, sequence: int) -> api.StoredMessage | None:
+        try:
+            async for message in self._stream.read(sequence + 1, subject=self._pages_subject):
+                return message
+        except errors.Dropped as error:
+            raise _in_doubt(error) from error
+        return None
+
+    async def append(self, changes: Iterable[tuple[bytes, bytes | None]], *, request: str = "") -> int:
+        """Store the changes, all or none; returns the position of the last.
+
+        A ``request`` that was executed in the last minutes is not executed again: the result is then an
+        `api.Duplicate`. `NotOwner`, `errors.LimitExceeded` and `errors.Overloaded`: nothing was stored.
+        `errors.TimedOut`: it may have been stored.
+        """
+        if not self._owner:
+            raise NotOwner("this process does not own the log")
+        now_ms = self._now_ms()
+        if request:
+            executed = self._journal.executed(request, now_ms)
+            if executed is not None:
+                return api.Duplicate(executed)
+            if (pending := self._pending.get(request)) is not None:
+                return api.Duplicate(await asyncio.shield(pending))
+        transaction = journal_.LogTransaction(
+            [pages.LogRecord(key, value) for key, value in changes],
+            pages.LogRequest(request, now_ms, 0) if request else None,
+        )
+        future = self._submit(transaction)
+        if request:
+            self._pending[request] = future
+            future.add_done_callback(lambda _: self._pending.pop(request, None))
+        return await asyncio.shield(future)
+
+    async def confirm(self) -> int:
+        """Prove the ownership: whatever is applied when this returns was current after it was called."""
+        if not self._owner:
+            raise NotOwner("this process does not own the log")
+        if self._confirming is None:
+            self._confirming = self._submit(journal_.LogTransaction([]))
+        return await asyncio.shield(self._confirming)
+
+    def _submit(self, transaction: journal_.LogTransaction) -> asyncio.Future[int]:
+        self._journal.check_room(transaction, self._waiting_bytes)
+        if self._waiting_bytes + transaction.size > WAITING_BYTES_MAX and self._waiting:
+            raise errors.Overloaded("too much waits to be stored in the log", retry_after_s=1.0)
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._futures[transaction] = future
+        self._waiting.append(transaction)
+        self._waiting_bytes += transaction.size
+        if self._storing is None:
+            self._storing = self._tasks.spawn("store", self._store_waiting())
+        return future
+
+    async def _store_waiting(self) -> None:
+        """Store pages, one after the other, until nothing waits."""
+        try:
+            while self._waiting and self._owner:
+                await self._store_next()
+        except errors.MusterError as error:
+            self._give_up(error.message)
+        finally:
+            self._storing = None
+
+    async def _store_next(self) -> None:
+        rewrite = await self._rewrite()
+        if rewrite is not None:
+            self._waiting.appendleft(rewrite)
+        self._confirming = None  # a later `confirm` needs a page that is sent after it
+        if self._waiting[0].is_large:
+            await self._store_body(self._waiting[0])
+        page, taken = self._journal.next_page(self._waiting)
+        self._waiting_bytes = sum(transaction.size for transaction in self._waiting)
+        body = taken[0][0].records if taken[0][0].is_large else ()
+        try:
+            sequence = await self._store(page, body)
+        except errors.LimitExceeded as error:
+            if rewrite is not None:
+                self._oldest = None  # read again
+            self._settle(taken, error)
+            return
+        except errors.MusterError as error:
+            known = isinstance(error, errors.Conflict)
+            self._settle(taken, NotOwner(error.message) if known else _in_doubt(error))
+            raise
+        for transaction, place in taken:
+            future = self._futures.pop(transaction, None)
+            if future is not None and not future.done():
+                future.set_result(pages.position(sequence, place))
+        if rewrite is not None:
+            await self._remove_rewritten()
+
+    async def _store_body(self, transaction: journal_.LogTransaction) -> None:
+        for part in pages.to_body(transaction.records):
+            sequence = await self._stream.publish(
+                self._body_subject, part, message_id=secrets.token_hex(16), timeout_s=TIMEOUT_S
+            )
+            transaction.body.append(int(sequence))
+
+    def _settle(
+        self, taken: Sequence[tuple[journal_.LogTransaction, int]], error: errors.MusterError
+    ) -> None:
+        for transaction, _ in taken:
+            future = self._futures.pop(transaction, None)
+            if future is not None and not future.done():
+                future.set_exception(error)
+                future.exception()  # its caller may be gone
+
+    def _give_up(self, reason: str) -> None:
+        """The ownership has ended. What waits was not stored; the log is followed again."""
+        if self._owner:
+            events.info("log-lost", log=self._pages_subject, epoch=self._journal.epoch, reason=reason)
+            if not self._stopped:
+                self._follow_on()
+        self._owner = False
+        self._oldest = None
+        self.lost_because = reason
+        self.lost.set()
+        self._settle([(transaction, 0) for transaction in self._waiting], NotOwner(reason))
+        self._waiting.clear()
+        self._waiting_bytes = 0
+
+    # Trimming.
+
+    async def _rewrite(self) -> journal_.LogTransaction | None:
+        if self._oldest is None and self._journal.is_trim_due:
+            self._oldest = await self._read_oldest()
+        if self._oldest is None:
+            return None
+        return self._journal.rewrite(self._oldest, self._now_ms())
+
+    async def _read_oldest(self) -> journal_.OldestPages:
+        chosen = self._journal.oldest_pages()
+        records: list[tuple[int, pages.LogRecord]] = []
+        requests: list[pages.LogRequest] = []
+        first, last = chosen[0].sequence, chosen[-1].sequence
+        async for message in self._stream.read(first, last, subject=self._pages_subject):
+            page = pages.decode(message.data)
+            for place, record in enumerate(await self._body(page) or page.records):
+                records.append((pages.position(message.sequence, place), record))
+            known = self._journal.requests
+            requests += [known[request.id] for request in page.requests if request.id in known]
+        return journal_.OldestPages(len(chosen), records, requests)
+
+    async def _remove_rewritten(self) -> None:
+        oldest = self._oldest
+        if oldest is None or oldest.records:
+            return
+        self._oldest = None
+        self._trimmed += oldest.count
+        self._journal.trimmed(oldest.count)
+        if self._trimmed < PURGE_PAGES:
+            return
+        self._trimmed = 0
+        await self._purge()
+
+    async def _purge(self) -> None:
+        """Remove trimmed pages, and then bodies that no page names: theirs, and those of owners that ended
+        before their page."""
+        journal = self._journal
+        try:
+            await self._stream.purge(subject=self._pages_subject, before=journal.pages[0].sequence)
+            await self._stream.purge(subject=self._body_subject, before=journal.first_body() or journal.last)
+        except errors.Unavailable as error:  # they are removed with the next ones
+            events.warning("log-not-trimmed", log=self._pages_subject, error=error)
+
+
+def _size(data: bytes) -> int:
+    return len(data) + pages.OVERHEAD_BYTES
+
+
+def _in_doubt(error: errors.MusterError) -> errors.MusterError:
+    return errors.TimedOut(f"not acknowledged, but it may have been stored: {error.message}")

@@ -1,0 +1,229 @@
+"""Owned logs on a real broker and on the simulated one: appends, fencing, replay, repetition, trimming."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from muster.bus import api
+from muster.bus.log import journal, owned_log, pages
+from muster.bus.memory import network
+from muster.core import errors
+from muster.testing import fixtures
+from muster.testing.eventually import eventually
+
+STREAM = api.StreamSettings("logs", subjects=("log.>",), max_bytes=1 << 30, max_age_s=0, allow_delete=True)
+NAME = "log.registry"
+
+Opened = tuple[owned_log.OwnedLog, journal.KeyedState]
+Open = Callable[..., Awaitable[Opened]]
+
+
+@pytest.fixture(params=["broker", "simulated"])
+async def stream(
+    request: pytest.FixtureRequest,
+    connect: fixtures.Connect,
+    simulated_network: network.SimulatedNetwork,
+) -> AsyncIterator[api.Stream]:
+    if request.param == "broker":
+        yield await (await connect("a")).stream(STREAM)
+    else:
+        async with await simulated_network.connect("a") as bus:
+            yield await bus.stream(STREAM)
+
+
+@pytest.fixture
+async def opened(stream: api.Stream) -> AsyncIterator[Open]:
+    logs: list[owned_log.OwnedLog] = []
+
+    async def make(epoch: int = 0, **options: object) -> Opened:
+        state = journal.KeyedState()
+        log = owned_log.OwnedLog(stream, NAME, state, **options)  # type: ignore[arg-type]
+        logs.append(log)
+        await log.start()
+        if epoch:
+            await log.own(epoch)
+        return log, state
+
+    yield make
+    for log in logs:
+        await log.stop()
+
+
+def content(state: journal.KeyedState) -> dict[bytes, bytes]:
+    return {key: record.value for key, record in state.records.items()}
+
+
+async def test_what_was_appended_is_read_again(opened: Open):
+    log, state = await opened(1)
+    first = await log.append([(b"a", b"1"), (b"b", b"2")])
+    second = await log.append([(b"a", None), (b"c", b"3")])
+    assert second > first
+    assert content(state) == {b"b": b"2", b"c": b"3"}
+    assert state.records[b"b"].version == first
+    _, other = await opened()
+    assert other.records == state.records
+
+
+async def test_a_follower_applies_pages_and_takes_over(opened: Open):
+    log, state = await opened(1)
+    standby, copy = await opened()
+    await log.append([(b"a", b"1")])
+    await eventually(lambda: content(copy) == {b"a": b"1"})
+    await eventually(lambda: standby.age_s < 2)
+    with pytest.raises(owned_log.NotOwner):
+        await standby.append([(b"a", b"2")])
+    with pytest.raises(owned_log.NotOwner):
+        await standby.own(1)
+    await standby.own(2)
+    assert log.is_owned, "it does not know yet"
+    with pytest.raises(owned_log.NotOwner):
+        await log.append([(b"a", b"stale")])
+    with pytest.raises(owned_log.NotOwner):
+        await log.confirm()
+    assert log.lost.is_set()
+    await standby.append([(b"b", b"3")])
+    await standby.confirm()
+    assert content(copy) == {b"a": b"1", b"b": b"3"}
+    await eventually(lambda: content(state) == content(copy))
+    await log.own(3)
+    await log.append([(b"c", b"4")])
+
+
+async def test_a_request_is_executed_once(opened: Open):
+    now_ms = 1_000_000
+    log, state = await opened(1, now_ms=lambda: now_ms)
+    both = await asyncio.gather(*(log.append([(b"n", b"1")], request="r1") for _ in range(2)))
+    assert both[0] == both[1]
+    assert isinstance(both[1], api.Duplicate)
+    other, copy = await opened(2, now_ms=lambda: now_ms)
+    again = await other.append([(b"n", b"2")], request="r1")
+    assert (again, type(again)) == (both[0], api.Duplicate)
+    assert content(copy) == {b"n": b"1"}
+    now_ms += journal.WINDOW_MS + 1
+    assert await other.append([(b"n", b"2")], request="r1") > both[0]
+    assert content(state) == {b"n": b"1"}
+
+
+async def test_concurrent_appends_share_pages(opened: Open, stream: api.Stream):
+    log, state = await opened(1)
+    before = (await stream.state()).messages
+    positions = await asyncio.gather(*(log.append([(b"%d" % n, b"x")]) for n in range(200)))
+    assert len(set(positions)) == 200
+    assert (await stream.state()).messages - before <= 3
+    assert {record.version for record in state.records.values()} == set(positions)
+
+
+@pytest.mark.parametrize("size", [pages.PAGE_BYTES // 2, 3 * pages.PAGE_BYTES])
+async def test_large_values_and_transactions_are_whole(opened: Open, stream: api.Stream, size: int):
+    log, state = await opened(1)
+    small = asyncio.gather(*(log.append([(b"small", b"%d" % n)]) for n in range(3)))
+    changes = [(b"%d" % n, b"x" * size) for n in range(3)]
+    await log.append(changes, request="large")
+    await small
+    _, copy = await opened()
+    assert content(copy) == content(state) == {b"small": b"2", **dict(changes)}
+    owner, copy = await opened(2)
+    assert isinstance(await owner.append(changes, request="large"), api.Duplicate)
+    for key, _ in changes:
+        await owner.append([(key, None)])
+    assert content(copy) == {b"small": b"2"}
+
+
+async def test_a_body_without_its_page_is_collected(opened: Open, stream: api.Stream):
+    await opened(1)
+    await stream.publish(f"{NAME}.body", b"of an owner that ended before its page")
+    log, _ = await opened(2)
+    assert await stream.last_for(f"{NAME}.body") is None
+    await log.append([(b"a", b"x" * 2 * pages.PAGE_BYTES)])
+    _, copy = await opened(3)
+    assert len(copy.records[b"a"].value) == 2 * pages.PAGE_BYTES
+
+
+async def test_a_log_stays_small_and_keeps_versions(opened: Open, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(journal, "TRIM_BYTES_MIN", 30_000)
+    monkeypatch.setattr(journal, "TRIM_BATCH_BYTES", 5_000)
+    monkeypatch.setattr(owned_log, "PURGE_PAGES", 4)
+    log, state = await opened(1)
+    standby, copy = await opened()
+    kept = await log.append([(b"kept", b"k" * 1000)], request="kept")
+    await log.append([(b"gone", b"g" * 1000)])
+    await log.append([(b"gone", None)])
+    for n in range(300):
+        await log.append([(b"hot %d" % (n % 5), b"%d" % n * 200)])
+    assert log.stored_bytes < 60_000
+    assert state.records[b"kept"].version == kept
+    assert pages.sequence_of(state.records[b"kept"].position) > pages.sequence_of(kept)
+    late, again = await opened()
+    assert content(again) == content(state)
+    assert {key: record.version for key, record in again.records.items()} == {
+        key: record.version for key, record in state.records.items()
+    }
+    assert late.stored_bytes < 2 * log.stored_bytes, "pages were removed"
+    await eventually(lambda: content(copy) == content(state))
+    await standby.own(2)
+    assert await standby.append([(b"kept", b"2")], request="kept") == kept
+
+
+async def test_a_follower_that_missed_trimmed_pages_reads_again(
+    opened: Open, stream: api.Stream, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(journal, "TRIM_BYTES_MIN", 3_000)
+    monkeypatch.setattr(owned_log, "PURGE_PAGES", 1)
+    await stream.publish("log.other", b"keeps the first sequence of the stream")
+    log, state = await opened(1)
+    await log.append([(b"gone", b"1")])
+    standby, copy = await opened()
+    assert standby._following is not None
+    standby._following.cancel()
+    await asyncio.wait([standby._following])
+    await log.append([(b"gone", None)])
+    for n in range(50):
+        await log.append([(b"hot", b"%d" % n * 200)])
+    await standby.own(2)
+    assert content(copy) == content(state)
+    assert b"gone" not in copy.records
+
+
+async def test_a_full_log_accepts_deletions(opened: Open):
+    log, state = await opened(1, bytes_max=20_000, reserve_bytes=5_000)
+    for n in range(12):
+        await log.append([(b"%d" % n, b"x" * 1000)])
+    with pytest.raises(errors.LimitExceeded, match="no room"):
+        await log.append([(b"12", b"x" * 1000)])
+    await log.append([(b"0", None)])
+    assert len(state.records) == 11
+
+
+async def test_an_append_in_doubt_ends_the_ownership(
+    opened: Open, stream: api.Stream, monkeypatch: pytest.MonkeyPatch
+):
+    log, state = await opened(1)
+    publish = type(stream).publish
+    stored = 0
+
+    async def unanswered(self: api.Stream, *arguments: object, **options: object) -> int:
+        nonlocal stored
+        stored = await publish(self, *arguments, **options)  # type: ignore[arg-type]
+        raise errors.TimedOut("no acknowledgement")
+
+    monkeypatch.setattr(type(stream), "publish", unanswered)
+    with pytest.raises(errors.TimedOut, match="may have been stored"):
+        await log.append([(b"a", b"1")])
+    monkeypatch.undo()
+    assert not log.is_owned
+    await eventually(lambda: content(state) == {b"a": b"1"})
+    await log.own(2)
+    await log.append([(b"b", b"2")])
+    assert content(state) == {b"a": b"1", b"b": b"2"}
+
+
+async def test_a_damaged_page_is_reported(opened: Open, stream: api.Stream):
+    log, _ = await opened(1)
+    await stream.publish(f"{NAME}.page", b"not a page")
+    with pytest.raises(owned_log.NotOwner):
+        await log.append([(b"a", b"1")])
+    with pytest.raises(errors.InvalidInput, match="not a page"):
+        await opened()

@@ -133,3 +133,30 @@ async def test_a_send_in_doubt_has_no_outcome(
         return delivery.remote_state, str(raw.connection.remote_condition.name)
 
     assert await asyncio.to_thread(work) == (0, "amqp:connection:forced")
+
+
+async def test_3_4_4_undeliverable_here_goes_to_another_consumer(
+    gateway: amqp_gateway.AmqpGateway, dial: conftest.Dial
+):
+    """Not to the same one again, and not to the dead letters."""
+    connection = await dial()
+    await connection.session().producer(ORDERS).send("one")
+
+    def work() -> object:
+        first, second = raw_client.Raw(gateway.port, "first"), raw_client.Raw(gateway.port, "second")
+        receiver = raw_client.receiver(first, "queue:orders")
+        _, delivery = raw_client.receive(first, receiver)
+        delivery.local.undeliverable = True
+        delivery.local.failed = True
+        delivery.update(proton.Delivery.MODIFIED)
+        delivery.settle()
+        first.write()
+        message, _ = raw_client.receive(second, raw_client.receiver(second, "queue:orders"))
+        assert not receiver.queued
+        for raw in (first, second):
+            raw.socket.close()
+        return message.body, message.delivery_count
+
+    assert await asyncio.to_thread(work) == ("one", 1)
+    dead = destinations.queue(destinations.DEAD_LETTERS)
+    assert [message async for message in connection.session().browse(dead)] == []

@@ -87,17 +87,15 @@ class Outcomes:
             self.release(code, state, key, number)
 
     def release(self, code: int, state: bytes | None, key: str, number: int) -> None:
-        counted, reason = False, None
+        counted, elsewhere, reason = False, False, None
         if code == frames.REJECTED:
             reason = "rejected by its consumer"
         elif code == frames.TRANSACTIONAL:
             counted = True  # its transaction has ended, so the client's processing is void
         elif code == frames.MODIFIED:
-            counted, undeliverable = frames.modified(state)
-            if undeliverable:
-                reason = "undeliverable to its consumer"
+            counted, elsewhere = frames.modified(state)
         release = protocol.ReleaseMessages(
-            self._connection.jms.name, {key: [number]}, counted=counted, reason=reason
+            self._connection.jms.name, {key: [number]}, counted=counted, reason=reason, elsewhere=elsewhere
         )
         self._connection.spawn(self._connection.jms.notify(release))
 

@@ -27,12 +27,14 @@ from muster.app import settings as app_settings
 from muster.app.components import component, dispatcher, factories, management
 from muster.app.policy import reaction_rules, reactions
 from muster.app.supervisor import dispatcher_process, server_process, worker
-from muster.bus import leases
+from muster.bus import api, leases
 from muster.bus.http import client as http_client
 from muster.bus.http import server
+from muster.bus.log import journal, owned_log
 from muster.cli import command
 from muster.cli.messages import gateway
 from muster.cli.monitoring import simulate
+from muster.cli.resources import agent
 from muster.client import location
 from muster.core import errors
 from muster.core.settings import loader
@@ -502,6 +504,11 @@ async def test_a_failure_of_each_loop_that_needs_little_is_followed_by_a_restart
         ]
         await stack.enter_async_context(_direct_manager(monkeypatch, connect, pem))
         await stack.enter_async_context(_revocation(monkeypatch))
+        await stack.enter_async_context(_renewal(monkeypatch, tmp_path))
+        logs = api.StreamSettings("logs", subjects=("log.>",), max_bytes=1 << 20, max_age_s=0)
+        log = owned_log.OwnedLog(await bus.stream(logs), "log.a", journal.KeyedState())
+        stack.push_async_callback(log.stop)
+        await log.start()
         waiting = asyncio.create_task(second.acquire("leader"))
         standby = driver_lease.DriverLease(other_bus, second)
         standing_by = asyncio.create_task(standby.acquire())
@@ -576,12 +583,33 @@ async def _revocation(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     try:
         await part._enrol(types.SimpleNamespace(identity="enrol-1"), "key")  # type: ignore[arg-type]
         part._watch_forgotten()
+        part._publish_externally(["nats://127.0.0.1:9"])
         yield
         published.set()
         await eventually(lambda: not supervisor.loops, what="the revocation is published")
     finally:
         await supervisor.close()
         await part._tasks.close()
+
+
+@contextlib.asynccontextmanager
+async def _renewal(monkeypatch: pytest.MonkeyPatch, folder: Path) -> AsyncIterator[None]:
+    """The command of an agent that waits for its connection."""
+
+    async def waits(*_: Any, at_once: bool = False) -> None:
+        if not at_once:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(agent, "_enrolled", mock.AsyncMock())
+    monkeypatch.setattr(agent, "keep_credentials", waits)
+    monkeypatch.setattr(agent, "_connect", waits)
+    invocation = command.Invocation(home=folder)
+    task = asyncio.create_task(agent._run(invocation, None, folder, None, (), "default", {}, 1.0))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
 
 
 @contextlib.asynccontextmanager

@@ -74,9 +74,7 @@ class ManagementComponent:
                 asyncio.to_thread(context.trust.discard_expired, enrolment.PREFIX, roles.Role.JOINING),
             )
         if signs and (servers := context.settings.bus.servers):
-            # They may not have run when something was revoked, or have an account from before an upgrade.
-            publish = functools.partial(identities.publish_accounts, context.trust, servers)
-            context.tasks.loop("accounts", publish)
+            self._publish_externally(servers)
         self._server = server.RpcServer(
             context.bus,
             protocol.PART,
@@ -89,6 +87,12 @@ class ManagementComponent:
         await self._server.start()
         if signs:
             self._watch_forgotten()
+
+    def _publish_externally(self, servers: Sequence[str]) -> None:
+        """To brokers that may not have run when something was revoked, or have an account of an older
+        version."""
+        publish = functools.partial(identities.publish_accounts, self._context.trust, servers)
+        self._context.tasks.loop("accounts", publish)
 
     async def stop(self) -> None:
         await self._tasks.close()

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from muster.bus import api
+from muster.bus.rpc import admission, requests
 from muster.bus.streams import stream as streams_stream
 from muster.core import errors, subjects
 from muster.message import destinations, messages, partitions, protocol, settings
@@ -280,3 +281,32 @@ def test_a_viewer_may_look_at_queues_and_do_nothing_to_them():
     assert may(protocol.read_subject("looker"))
     assert not may(protocol.request_subject("looker"))
     assert not may(protocol.notify_subject("looker"))
+
+
+async def test_browsing_uses_up_the_share_of_its_identity_only(
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
+):
+    """Clients wait then, and send their request again."""
+    ann = (await dial(identity="ann")).session()
+    bob = (await dial(identity="bob")).session()
+    for number in range(50):
+        await bob.producer(ORDERS).send(messages.TextMessage("x", properties={"n": number}))
+    admission.of_loop(asyncio.get_running_loop()).share = 0.02
+
+    def refused() -> int:
+        return requests.refusals().get((protocol.PART, "rate"), 0)
+
+    async def search(session: client_api.Session) -> list[object]:
+        return [message.body() async for message in session.browse(ORDERS, "n = 3 OR n = -1")]
+
+    async def search_forever() -> None:
+        while True:
+            await search(ann)
+
+    before = refused()
+    searching = asyncio.create_task(search_forever())
+    await eventually.eventually(lambda: refused() > before)
+    async with asyncio.timeout(10):
+        assert await search(bob) == ["x"]
+    searching.cancel()
+    await asyncio.wait([searching])

@@ -33,6 +33,9 @@ class AdminRequests:
         self._state = shared
         self._admin = queue_admin
         self._operations: Final = {
+            protocol.BrowseQueue: server.RpcOperation(
+                "request", self._browse, audited=False, decode=protocol.decode_request, once=False
+            ),
             protocol.PurgeQueue: server.RpcOperation(
                 "request", self._purge, what="purge", decode=protocol.decode_request
             ),
@@ -42,13 +45,21 @@ class AdminRequests:
         }
         audit = request_audit.RequestAudit(shared.bus, protocol.PART, epoch=lambda: shared.epoch)
         self.server = server.RpcServer(shared.bus, protocol.PART, (), audit=audit, codec=_Codec(shared))
-        # Message traffic has its own flow control; only malformed requests are charged.
+        # Message traffic has its own flow control; only these requests and malformed ones are charged.
         self.admit: Final = functools.partial(self.server.admit, is_charged=False)
 
     def submit(
-        self, caller: requests.RpcCaller, request: protocol.PurgeQueue | protocol.MoveMessages
+        self,
+        caller: requests.RpcCaller,
+        request: protocol.BrowseQueue | protocol.PurgeQueue | protocol.MoveMessages,
     ) -> None:
         self.server.submit(caller, self._operations[type(request)])
+
+    async def _browse(self, call: server.RpcCall, request: protocol.BrowseQueue) -> protocol.DispatcherReply:
+        if not self._state.may_browse(call.identity, request.queue):
+            self._state.check_queue(call.identity, "browse", request.queue)
+        self._state.check_is_here(request.queue)
+        return await self._admin.browse(request, call.identity)
 
     async def _purge(self, call: server.RpcCall, request: protocol.PurgeQueue) -> protocol.DispatcherReply:
         self._check(call, request)

@@ -233,7 +233,7 @@ class Dispatcher:
                 self._require_connection(caller.identity, request.connection).notified += 1
             if kind == protocol.READ and not isinstance(request, protocol.READS):
                 raise errors.Forbidden("this request is not read-only: send it as a request")
-            if isinstance(request, protocol.PurgeQueue | protocol.MoveMessages):
+            if isinstance(request, protocol.BrowseQueue | protocol.PurgeQueue | protocol.MoveMessages):
                 self._admin_requests.submit(caller, request)
             else:
                 self._handle(caller.identity, request, reply)
@@ -343,11 +343,6 @@ class Dispatcher:
                 self._state.reply_when_done(self._scheduled.rows(sender, request), reply)
             case protocol.CancelScheduled():
                 self._state.reply_when_done(self._scheduled.cancel(sender, request), reply)
-            case protocol.BrowseQueue():
-                if not self._state.may_browse(sender, request.queue):
-                    self._state.check_queue(sender, "browse", request.queue)
-                self._state.check_is_here(request.queue)
-                self._state.reply_when_done(self._admin.browse(request, sender), reply)
 
     # Connections.
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from typing import Any
 
 import hypothesis
@@ -8,7 +9,7 @@ import numpy as np
 from hypothesis import strategies
 
 from muster.notify import models
-from muster.notify.matcher import kernels_numpy, matcher, opcodes, receiver_columns, reference
+from muster.notify.matcher import kernels_numpy, matcher, opcodes, policy_index, receiver_columns, reference
 from muster.predicates import types
 from muster.predicates.syntax import parser
 from tests.notify import worlds
@@ -126,6 +127,24 @@ def test_unused_words_are_dropped(kernels):
     assert isinstance(column, receiver_columns.WordColumn)
     assert len(column._words) < 6000
     assert ours.match({}, parser.parse("application = 'v9999'")) == ["a"]
+
+
+def test_values_of_events_are_not_kept_without_bound(monkeypatch):
+    monkeypatch.setattr(policy_index, "ROWS_BYTES_MAX", 1 << 20)
+    ours = matcher.Matcher(kernels=kernels_numpy)
+    ours.join("a", WEB, {}, parser.parse("word LIKE 'a%' OR words CONTAINS 'a'"))
+    everybody = parser.parse("TRUE")
+    tracemalloc.start()
+    try:
+        for number in range(200):
+            text = f"{number}".rjust(100_000)
+            event = {"word": text} if number % 2 else {"words": frozenset({text})}
+            assert ours.match(event, everybody) == []
+        held_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held_bytes < 4 << 20
+    assert ours.match({"word": "ab"}, everybody) == ["a"]
 
 
 def test_unused_policies_are_dropped(kernels):

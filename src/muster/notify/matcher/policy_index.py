@@ -41,7 +41,8 @@ from muster.predicates.backends import python
 Array = npt.NDArray[Any]
 Class = tuple[Any, ...]
 
-ROWS_BYTES_MAX: Final = 256 << 20
+ROWS_BYTES_MAX: Final = 256 << 20  # of rows, and of the values that they are for
+CLASS_BYTES: Final = 256  # of a class besides its value
 TOGETHER_MAX: Final = 1024
 BULK: Final = 100
 NULL: Final[Class] = ("null",)
@@ -124,6 +125,7 @@ class PolicyIndex:
         self._rows = np.zeros((64, self._words), np.uint64)
         self._rows_used = 1  # row 0: existing conjunctions
         self._rows_free: list[int] = []
+        self._classes_bytes = 0  # values come from events, and may be long
         self.owner = np.zeros(self._words * 64, np.int32)
         self.parts = np.zeros((64, 2), np.int32)  # by policy: its first conjunction, and their number
         self.true = np.zeros(self._words, np.uint64)
@@ -304,6 +306,7 @@ class PolicyIndex:
         if row is not None:
             return row
         row = attribute.rows[of] = self._new_row()
+        self._classes_bytes += CLASS_BYTES + len(repr(of))
         standing = np.ones(self._words * 64, np.bool_)
         for literal, numbers in attribute.clauses.items():
             if not attribute.truth(literal, of):
@@ -327,6 +330,7 @@ class PolicyIndex:
         self._together.clear()
         self._rows_free.clear()
         self._rows_used = 1
+        self._classes_bytes = 0
 
     def _forget_together(self) -> None:
         self._rows_free += self._together.values()
@@ -357,7 +361,7 @@ class PolicyIndex:
 
     def evaluate(self, attributes: Mapping[str, types.Value]) -> int:
         """Return how many conjunctions are true for an event; `true` has their bits until the next call."""
-        if self._rows_used * self._words * 8 > ROWS_BYTES_MAX:
+        if self._rows_used * self._words * 8 + self._classes_bytes > ROWS_BYTES_MAX:
             self._forget_rows()
         get = attributes.get
         chosen = [self._flags(attributes)]

@@ -229,6 +229,30 @@ async def test_saving_again_replaces_and_deleting_takes_what_is_inside(uddi):
     assert not (await uddi.contexts.find("kind = 'service' OR kind = 'business'")).contexts
 
 
+async def test_a_service_moves_to_another_business_of_the_same_request(uddi):
+    token = await published(uddi)
+    await uddi.ask(
+        f'<save_business>{token}<businessEntity businessKey="uddi:example.org:b1"><name>One</name>'
+        '</businessEntity><businessEntity businessKey="uddi:example.org:b2"><name>Two</name>'
+        '<businessServices><businessService serviceKey="uddi:example.org:s1"><name>moved</name>'
+        "</businessService></businessServices></businessEntity></save_business>"
+    )
+    of_two = '<find_service businessKey="uddi:example.org:b2"/>'
+    assert await find_keys(uddi, of_two) == ["uddi:example.org:s1"]
+
+
+async def test_a_binding_key_is_given_once_in_a_request(uddi):
+    token = await published(uddi)
+    service = (
+        '<businessService businessKey="uddi:example.org:b1"><name>n</name><bindingTemplates>'
+        '<bindingTemplate bindingKey="uddi:example.org:t2"><accessPoint>http://127.0.0.1:1/</accessPoint>'
+        "</bindingTemplate></bindingTemplates></businessService>"
+    )
+    twice = f"<save_service>{token}{service * 2}</save_service>"
+    assert await uddi.fault(twice) == "E_invalidKeyPassed"
+    assert await find_keys(uddi, "<find_service><name>n</name></find_service>") == []
+
+
 async def test_a_binding_can_be_saved_alone_and_moves(uddi):
     token = await published(uddi)
     (other,) = (

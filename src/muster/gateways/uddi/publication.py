@@ -44,44 +44,43 @@ class PublicationHandler:
         self, request: xml.XmlElement, publisher: registry.UddiPublisher
     ) -> xml.XmlElement:
         planned: list[_Save] = []
-        service_keys: dict[str, set[str]] = {}
+        business_keys: list[str] = []
         for element in request.all(U("businessEntity")):
             business = await self._plan_save("business", element, publisher, planned)
             key = business.element.get("businessKey") or ""
-            inside = []
             for service in entities.services(element):
                 other = service.get("businessKey")
                 if other and other != key:
-                    inside.append(await self._projected(service))
+                    await self._check_projection(service)
                     continue
-                saved = await self._plan_service(
+                await self._plan_service(
                     entities.with_attributes(service, businessKey=key), publisher, planned
                 )
-                inside.append(saved)
-            service_keys[key] = {child.get("serviceKey") or "" for child in inside}
+            business_keys.append(key)
             business.element = entities.with_part(
                 business.element, "discoveryURLs name description contacts businessServices", None
             )
+        # Of all businesses: a service may move from one to another.
+        kept = {save.element.get("serviceKey") for save in planned if save.kind == "service"}
         gone = [
             record
-            for key, kept in service_keys.items()
+            for key in business_keys
             for record in await self._registry.services_of(key)
             if record.key not in kept
         ]
         await self._write(planned, publisher)
         for record in gone:
             await self._registry.delete(publisher, record)
-        return await self._inquiry.business_detail(list(service_keys))
+        return await self._inquiry.business_detail(business_keys)
 
-    async def _projected(self, service: xml.XmlElement) -> xml.XmlElement:
-        """A service of another business that is only shown here: it must exist and is not changed."""
+    async def _check_projection(self, service: xml.XmlElement) -> None:
+        """A service of another business that is only shown here must exist. It is not changed."""
         record = await self._registry.get("service", service.get("serviceKey") or "")
         if record is None or record.business != service.get("businessKey"):
             raise faults.fault(
                 faults.UddiErrorCode.INVALID_PROJECTION,
                 f"{service.get('serviceKey')!r} is not a service of {service.get('businessKey')!r}",
             )
-        return record.element
 
     async def save_service(
         self, request: xml.XmlElement, publisher: registry.UddiPublisher
@@ -148,7 +147,12 @@ class PublicationHandler:
 
     async def _plan_service(
         self, service: xml.XmlElement, publisher: registry.UddiPublisher, planned: list[_Save]
-    ) -> xml.XmlElement:
+    ) -> None:
+        taken = {
+            binding.get("bindingKey") or ""
+            for other in planned
+            for binding in entities.bindings(other.element)
+        }
         save = await self._plan_save("service", service, publisher, planned)
         business = service.get("businessKey") or (save.before.business if save.before is not None else "")
         business = business or records.DOMAIN_KEY
@@ -161,7 +165,6 @@ class PublicationHandler:
             if business != records.DOMAIN_KEY:
                 self._check_owner(parent, publisher)
         key = save.element.get("serviceKey") or ""
-        taken: set[str] = set()
         bindings = entities.bindings(service)
         for binding in bindings:
             proposed = binding.get("bindingKey")
@@ -179,7 +182,6 @@ class PublicationHandler:
                 )
         element = entities.with_attributes(save.element, businessKey=business)
         save.element = _with_bindings(element, self._bindings(bindings, key, taken))
-        return save.element
 
     def _bindings(
         self, elements: Sequence[xml.XmlElement], service: str, taken: set[str]

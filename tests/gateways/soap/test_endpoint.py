@@ -116,6 +116,9 @@ async def test_a_header_that_must_be_understood(echo):
     for wsa in (addresses.WSA04, addresses.WSA05):
         unknown = f'<w:Later xmlns:w="{wsa}" s:mustUnderstand="1"/>'
         assert b"NotUnderstood" in (await echo.endpoint.respond(request(message(headers=unknown)))).body
+    for spaced in ('s:mustUnderstand=" true "', 's:mustUnderstand="1" s:role=" "'):
+        answer = await echo.endpoint.respond(request(message(headers=f"<e:h {spaced}/>")))
+        assert b"NotUnderstood" in answer.body
     for header in (
         '<e:h mustUnderstand="true"/>',  # unqualified: says nothing
         '<e:h s:mustUnderstand="0"/>',

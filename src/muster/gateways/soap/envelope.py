@@ -97,8 +97,8 @@ def check_understood(envelope: SoapEnvelope, understood: Callable[[str], bool]) 
     unknown = [
         header
         for header in envelope.headers
-        if header.get(version("mustUnderstand"), "0") in ("1", "true")
-        and header.get(version("actor" if version is SoapVersion.V11 else "role"), "") in _NEXT
+        if _attribute(header, version("mustUnderstand")) in ("1", "true")
+        and _attribute(header, version("actor" if version is SoapVersion.V11 else "role")) in _NEXT
         and not understood(header.name)
     ]
     if unknown:
@@ -115,6 +115,11 @@ def check_understood(envelope: SoapEnvelope, understood: Callable[[str], bool]) 
             f"the header {unknown[0].local[:60]!r} is not understood",
             headers=headers if version is SoapVersion.V12 else [],
         )
+
+
+def _attribute(header: xml.XmlElement, name: str) -> str:
+    """Without the white space around it, which is not part of a boolean or a URI."""
+    return (header.get(name) or "").strip()
 
 
 def write(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster.core import duplicates, messages
+from muster.core import duplicates, errors, messages
 from muster.core.reports import columns, packed, sketches
 from muster.monitor.channel import aggregator, interpreters
 
@@ -446,3 +446,36 @@ def test_a_merged_summary_is_readable_whatever_its_values_are():
 def test_an_unknown_interpreter_is_refused_with_the_known_ones():
     with pytest.raises(Exception, match="concat, merge"):
         interpreters.load("average")
+
+
+@pytest.mark.parametrize("where", ["extra IS NULL", "services IS NULL", "cpu_precent > 5", "sender.x = 1"])
+def test_a_condition_that_no_report_can_meet_is_refused_at_the_start(where):
+    """At each holding time it would fail, or select nothing."""
+    with pytest.raises(errors.ParseError, match="there is no attribute"):
+        interpreters.ForwardTarget("up", ("root",), where=where)
+
+
+def test_all_columns_of_one_value_can_be_used_in_a_condition():
+    others = "machine <> zone AND boot >= 0 AND reported_at > 5 AND NOT partial AND load_1m IS NULL"
+    channel = make(where=f"state = 'up' AND {others}")
+    give(channel, node("m"))
+    assert [row.machine for row in rows_of(channel.flush(NOW_MS))] == ["m"]
+
+
+@pytest.mark.parametrize("name", [":x", "..a:b", "no.such:thing"])
+def test_a_name_that_is_no_interpreter_is_refused(name):
+    with pytest.raises(errors.MusterError, match="interpreter"):
+        interpreters.load(name)
+
+
+@pytest.mark.parametrize("name", ["", "cpu_percent"])
+def test_no_other_metric_takes_the_place_of_a_summary(name):
+    batch = columns.to_batch([node("a", metrics={"cpu_percent": 1.0, "other": 5.0})])
+    place = batch.schema.get_field_index("extra")
+    extra = pa.array([[(name, 1e30)]], pa.map_(pa.string(), pa.float64())).cast(
+        batch.schema.field(place).type
+    )
+    hostile = pa.Table.from_batches([batch.set_column(place, batch.schema.field(place), extra)])
+    summaries = {metric: summary for (_, _, metric), summary in interpreters.summarise(hostile).items()}
+    assert summaries[""].machines.count() == 1
+    assert summaries["cpu_percent"].sum == 1.0

@@ -31,12 +31,25 @@ import pyarrow.compute as pc
 from muster.core import errors, messages
 from muster.core.reports import columns as reports_columns
 from muster.core.reports import sketches
-from muster.predicates import ast
+from muster.predicates import ast, types
+from muster.predicates.analysis import type_check
 from muster.predicates.backends import columnar, columns
 from muster.predicates.syntax import parser
-from muster.predicates.types import ValueKind
 
 ENTRY_POINTS = "muster.interpreters"
+_TYPES = {
+    "string": types.STRING,
+    "bool": types.BOOL,
+    "int64": types.INT,
+    "double": types.FLOAT,
+    "timestamp[us, tz=UTC]": types.INT,  # in milliseconds
+}
+#: The columns of reports that a condition may use: those that are not maps or lists.
+MODEL = {
+    column.name: _TYPES[str(column.type)]
+    for column in reports_columns.node_schema()
+    if str(column.type) in _TYPES
+}
 ALL_REPORTS = ""  # the summary with an empty metric counts reports and distinct machines
 
 
@@ -51,7 +64,10 @@ class ForwardTarget:
     condition: ast.Condition | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "condition", parser.parse(self.where) if self.where else None)
+        condition = parser.parse(self.where) if self.where else None
+        if condition is not None:
+            type_check.require(condition, MODEL, self.where)
+        object.__setattr__(self, "condition", condition)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +97,18 @@ class Interpreter(Protocol):
 def load(name: str) -> Interpreter:
     if name in BUILT_IN:
         return BUILT_IN[name]
-    for entry_point in importlib.metadata.entry_points(group=ENTRY_POINTS, name=name):
-        return _checked(name, entry_point.load())
     module, _, attribute = name.partition(":")
-    if not attribute:
+    known = importlib.metadata.entry_points(group=ENTRY_POINTS, name=name)
+    if not known and not (module and attribute):
         raise errors.InvalidInput(
             f"unknown interpreter {name[:80]!r}: {', '.join(BUILT_IN)}, an entry point of {ENTRY_POINTS}, "
             "or module:attribute"
         )
     try:
+        for entry_point in known:
+            return _checked(name, entry_point.load())
         return _checked(name, getattr(importlib.import_module(module), attribute))
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError) as error:  # the last: a module that begins with a dot
         raise errors.MissingDependency(f"the interpreter {name[:80]!r} cannot be loaded: {error}") from error
 
 
@@ -115,18 +132,16 @@ def _column(column: pa.ChunkedArray) -> columns.Column:
     if pa.types.is_string(array.type):
         coded = array.dictionary_encode()
         codes = coded.indices.fill_null(-1).to_numpy() + 1
-        return columns.Column(ValueKind.STRING, codes, tuple(coded.dictionary.to_pylist()))
+        return columns.Column(types.ValueKind.STRING, codes, tuple(coded.dictionary.to_pylist()))
     if pa.types.is_boolean(array.type):
         code = pc.add(pc.fill_null(pc.cast(array, pa.int8()), -1), 1).to_numpy()
-        return columns.Column(ValueKind.BOOL, code.astype(np.uint8))
+        return columns.Column(types.ValueKind.BOOL, code.astype(np.uint8))
     if pa.types.is_floating(array.type):
-        return columns.Column(ValueKind.FLOAT, array.to_numpy(zero_copy_only=False))
+        return columns.Column(types.ValueKind.FLOAT, array.to_numpy(zero_copy_only=False))
     if pa.types.is_timestamp(array.type):
         array = pc.divide(array.cast(pa.int64()), 1000)  # milliseconds, as everywhere else
-    if pa.types.is_integer(array.type):
-        null = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
-        return columns.Column(ValueKind.INT, array.fill_null(0).to_numpy(), null=null)
-    raise errors.InvalidInput("a condition over reports cannot use columns of maps or lists")
+    null = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
+    return columns.Column(types.ValueKind.INT, array.fill_null(0).to_numpy(), null=null)
 
 
 class ConcatInterpreter:
@@ -258,7 +273,8 @@ def summarise(rows: pa.Table) -> dict[Key, MetricSummary]:
             if column.null_count < part.num_rows:
                 merged[group, zone, name] = MetricSummary.from_values(column.to_numpy())
         for name, values in _extra(part).items():
-            merged[group, zone, name] = MetricSummary.from_values(values)
+            # A channel below may send any name there, also that of a standard metric, or an empty one.
+            merged.setdefault((group, zone, name), MetricSummary.from_values(values))
     return merged
 
 

@@ -16,7 +16,7 @@ from muster.app import domain, home, identities
 from muster.app.brokers import broker_set
 from muster.app.components import component, context
 from muster.bus import api
-from muster.bus.brokers import broker, control
+from muster.bus.brokers import broker, config, control, network
 from muster.bus.client import client
 from muster.bus.http import client as http_client
 from muster.bus.http import server
@@ -274,6 +274,22 @@ async def test_a_broker_that_rejects_an_account_does_not_keep_it_from_others(mad
     assert not passing.done()
     assert "rejected" in (brokers._tasks.problem() or "")
     await brokers._tasks.close()
+
+
+async def test_brokers_come_and_go_while_they_are_listed_and_stopped(made, monkeypatch, tmp_path):
+    brokers = broker_set.BrokerSet(made(), home.DomainFolder(tmp_path))
+    configs = [config.BrokerConfig(name=name, directory=tmp_path / name) for name in ("first", "second")]
+    running = brokers._network = network.BrokerNetwork(configs)
+
+    async def problem(_: broker.Broker) -> None:
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(broker.Broker, "problem", problem)
+    ends = await asyncio.gather(*(brokers.stop_one("first") for _ in range(2)), return_exceptions=True)
+    assert [type(end) for end in ends if isinstance(end, Exception)] in ([], [errors.NotFound])
+    listed, _ = await asyncio.gather(brokers.describe(), running.remove("second"))
+    assert [row.name for row in listed] == ["second"]
+    assert not running.brokers
 
 
 async def test_only_an_operator_changes_brokers(made):

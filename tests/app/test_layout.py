@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from muster.core.settings import domain, loader
 TRUSTED = broker_configs.BrokerTrustFiles(
     operator=config.OperatorTrust(operator_jwt="o", system_account="A", accounts={"A": "jwt"}), secret="s"
 )
+FILE = Path("/data/file.pem")
 
 
 def made(**bus: Any) -> list[config.BrokerConfig]:
@@ -42,6 +44,14 @@ def test_a_mesh_has_one_cluster_and_counts_its_ports_up():
     ]
     assert {broker_config.cluster.name for broker_config in configs if broker_config.cluster} == {"local"}
     assert {broker_config.gateway for broker_config in configs} == {None}
+
+
+def test_an_ipv6_address_is_advertised_in_brackets():
+    trusted = dataclasses.replace(TRUSTED, tls=config.BrokerTls(cert_file=FILE, key_file=FILE, ca_file=FILE))
+    flags = {"bus.host": "::", "bus.names": ["fd00::1", "other.example"]}
+    settings = loader.load(domain.BaseSettings, flags=flags)
+    (broker_config,) = broker_configs.broker_configs(settings, trusted, Path("/data"))
+    assert broker_config.advertise == "[fd00::1]"
 
 
 def test_free_ports_stay_free():

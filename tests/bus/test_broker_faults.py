@@ -341,3 +341,10 @@ async def test_a_request_that_cannot_be_sent_is_no_sign_of_a_frozen_broker(setti
             health = await server.health()
         assert not health.ok
         assert not health.silent
+
+
+async def test_a_disk_that_is_gone_is_a_problem_and_no_crash(settings):
+    problem = await broker.Broker(settings).problem()  # its folder does not exist
+    assert isinstance(problem, diagnosis.BrokerFailed)
+    assert problem.fault is Fault.UNWRITABLE
+    assert str(settings.directory) in str(problem)

@@ -547,3 +547,24 @@ def test_a_connection_to_a_member_we_never_named_is_the_link_to_its_cluster():
         "cluster": (True, "unnamed"),
         "other": (False, "nats-leaf://other:7422"),
     }
+
+
+# Changes at the same time
+
+
+async def test_brokers_are_removed_at_the_same_time_and_twice(tmp_path, monkeypatch):
+    """Each removal unlinks others, and a broker leaves meanwhile."""
+    configs = network.members(1, tmp_path, prefix="hub") + network.members(1, tmp_path, prefix="other")
+    remote = config.LeafRemote(id="leaf>hub", urls=("nats://127.0.0.1:1",), far="hub-1")
+    leaf = config.BrokerConfig(name="leaf", directory=tmp_path / "leaf", remotes=(remote,))
+    tree = network.BrokerNetwork([leaf, *configs])
+
+    async def unlink(_: broker.Broker, id: str) -> None:
+        assert id == remote.id
+        await asyncio.sleep(0)
+        if "other-1" in tree.brokers:
+            await tree.remove("other-1")
+
+    monkeypatch.setattr(broker.Broker, "unlink", unlink)
+    await asyncio.gather(tree.remove("hub-1"), tree.remove("hub-1"))
+    assert list(tree.brokers) == ["leaf"]

@@ -30,8 +30,8 @@ def reachable_urls(bus: settings.BusSettings, urls: Sequence[str]) -> tuple[str,
         return tuple(urls)
     names = reachable(bus)
     parts = [parse.urlsplit(url) for url in urls]
-    return tuple(f"{url.scheme}://{_bracketed(name)}:{url.port}" for name in names for url in parts)
+    return tuple(f"{url.scheme}://{bracketed(name)}:{url.port}" for name in names for url in parts)
 
 
-def _bracketed(host: str) -> str:
+def bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.app import log_files
+from muster.app.brokers import addresses
 from muster.bus.brokers import config
 from muster.bus.locator import server
 from muster.core.settings import bus as settings_bus
@@ -105,7 +106,7 @@ def _advertised(bus: settings_bus.BusSettings) -> str | None:
     """The name for clients of a broker that listens on all addresses."""
     if bus.host not in server.EVERYWHERE:
         return None
-    return bus.names[0] if bus.names else socket.gethostname()
+    return addresses.bracketed(bus.names[0] if bus.names else socket.gethostname())
 
 
 def broker_count(settings: settings_domain.BaseSettings) -> int:

@@ -152,12 +152,12 @@ class BrokerSet:
         }
 
     async def describe(self) -> list[broker_control.BrokerDescription]:
-        return [await _describe(member) for member in self.running.brokers.values()]
+        return [await _describe(member) for member in list(self.running.brokers.values())]
 
     async def topics(self) -> list[str]:
         """The topics and patterns that have subscribers now, at most `TOPICS_MAX`."""
         subscribed: set[str] = set()
-        for member in self.running.brokers.values():
+        for member in list(self.running.brokers.values()):
             with contextlib.suppress(errors.MusterError):
                 page = await member.monitoring_page(f"subsz?subs=1&limit={SUBSCRIPTIONS_MAX}")
                 subscribed |= {entry["subject"] for entry in page.get("subscriptions_list") or ()}
@@ -206,12 +206,9 @@ class BrokerSet:
                 f"broker {name} belongs to the domain's settings",
                 hint="change bus.brokers or bus.leaves and restart the domain; `muster down` stops all",
             )
-        self._watchers.pop(name).cancel()
-        for member in self.running.brokers.values():
-            for remote in member.config.remotes:
-                if remote.far == name:
-                    await self.running.unlink(remote.id)
         await self.running.remove(name)
+        if (watcher := self._watchers.pop(name, None)) is not None:
+            watcher.cancel()
         return msgspec.structs.replace(described, state=broker.BrokerState.STOPPED.value)
 
     async def link(self, near: str, far: str) -> broker_control.LinkRow:

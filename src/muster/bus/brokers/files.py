@@ -26,11 +26,14 @@ def prepare(settings: config.BrokerConfig) -> None:
 
 
 def full_disk(settings: config.BrokerConfig) -> diagnosis.BrokerFailed | None:
-    """The error for a disk on which the next message may not fit."""
-    for folder in filter(None, (settings.directory, settings.store_path)):
-        free_bytes = shutil.disk_usage(folder).free
-        if free_bytes < FULL_BYTES:
-            return diagnosis.disk_full(settings.name, folder, free_bytes)
+    """The error for a disk on which the next message may not fit, or that is gone."""
+    try:
+        for folder in filter(None, (settings.directory, settings.store_path)):
+            free_bytes = shutil.disk_usage(folder).free
+            if free_bytes < FULL_BYTES:
+                return diagnosis.disk_full(settings.name, folder, free_bytes)
+    except OSError as error:
+        return diagnosis.unwritable(settings.name, error)
     return None
 
 

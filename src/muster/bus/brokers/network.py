@@ -130,12 +130,12 @@ class BrokerNetwork:
         leaving = self[name]
         if leaving.config.storage is not None and leaving.config.cluster is not None:
             await self.remove_storage(name, force=force)  # first, because it may be refused
-        for other in self.brokers.values():
+        for other in list(self.brokers.values()):  # a copy: others may come and go meanwhile
             for remote in other.config.remotes:
                 if remote.far == name:
                     await other.unlink(remote.id)
         await leaving.stop(drain_s=drain_s)
-        del self.brokers[name]
+        self.brokers.pop(name, None)  # gone already after a second request
         await self._rewire()
 
     # Leaf links
@@ -316,7 +316,7 @@ class BrokerNetwork:
     async def _rewire(self) -> None:
         """Write the current members of each cluster to the configuration of the running ones. They know new
         members already; this is for their next restart."""
-        for member in self.brokers.values():
+        for member in list(self.brokers.values()):
             configs = [other.config for other in self.brokers.values()]
             wired = topology.with_routes(member.config, configs, self._outside_routes[member.name])
             if wired != member.config and member.state is broker.BrokerState.RUNNING:

@@ -6,24 +6,20 @@ truth values apart.
 
 from __future__ import annotations
 
-import json
 import pathlib
 import random
-import sqlite3
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import duckdb
-import psycopg
 import pytest
 
 from muster.core import errors
 from muster.pipeline.source import session
-from muster.predicates import ast, types
+from muster.predicates import ast
 from muster.predicates.analysis import explanation, normal_forms
 from muster.predicates.backends import columnar, columns, dialects, python, sql
 from muster.predicates.syntax import parser, printer
-from muster.testing import postgres
 from tests.predicates import random_conditions, reference
 
 SEED = 20_240_607
@@ -172,59 +168,6 @@ def test_duckdb_agrees(rows: list[Row], sample: list[Case]) -> None:
             return selected(len(wheres), connection.execute(flags(wheres)).fetchall())
 
         agree(engine, dialects.DUCKDB, sample[:500])
-
-
-def test_sqlite_agrees(rows: list[Row], sample: list[Case]) -> None:
-    connection = sqlite3.connect(":memory:")
-    connection.execute(
-        'CREATE TABLE t (number INTEGER, s TEXT, "sender.s" TEXT, i INTEGER, j INTEGER,'
-        ' f REAL, g REAL, b INTEGER, c INTEGER, "set" TEXT)'
-    )
-    for number, row in enumerate(rows):
-        cells = [json.dumps(sorted(cell)) if isinstance(cell, frozenset) else cell for cell in row.values()]
-        connection.execute("INSERT INTO t VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", [number, *cells])
-
-    def engine(wheres: list[str]) -> list[list[int]]:
-        return selected(len(wheres), connection.execute(flags(wheres)).fetchall())
-
-    agree(engine, dialects.SQLITE, sample[:500])
-    connection.close()
-
-
-def test_postgresql_agrees(rows: list[Row], sample: list[Case]) -> None:
-    """But for floating-point arithmetic: PostgreSQL stops the query where that overflows or underflows."""
-    with (
-        postgres.running() as server,
-        psycopg.connect(server.url, password=server.password, autocommit=True) as owner,
-    ):
-        owner.execute("CREATE DATABASE proof ENCODING 'UTF8' TEMPLATE template0")
-        connection = psycopg.connect(server.url, dbname="proof", password=server.password, autocommit=True)
-        connection.execute(
-            'CREATE TABLE t (number BIGINT, s TEXT, "sender.s" TEXT, i BIGINT, j BIGINT,'
-            ' f DOUBLE PRECISION, g DOUBLE PRECISION, b BOOLEAN, c BOOLEAN, "set" TEXT[])'
-        )
-        for number, row in enumerate(rows):
-            cells = [sorted(cell) if isinstance(cell, frozenset) else cell for cell in row.values()]
-            connection.execute(
-                "INSERT INTO t VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)", [number, *cells]
-            )
-
-        def engine(wheres: list[str]) -> list[list[int]]:
-            return selected(len(wheres), connection.execute(flags(wheres).encode()).fetchall())
-
-        plain = [case for case in sample if not calculates_reals(case.condition)]
-        agree(engine, dialects.POSTGRESQL, plain[:500])
-        connection.close()
-
-
-def calculates_reals(condition: ast.Condition) -> bool:
-    return any(
-        (isinstance(node, ast.Name) and node.key in ("f", "g"))
-        or (isinstance(node, ast.Literal) and node.kind is types.ValueKind.FLOAT)
-        for outer in ast.walk(condition)
-        if isinstance(outer, ast.Arithmetic | ast.Unary)
-        for node in ast.walk(outer)
-    )
 
 
 @pytest.mark.slow

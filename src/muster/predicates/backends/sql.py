@@ -21,6 +21,9 @@ from muster.predicates.analysis import normal_forms
 from muster.predicates.backends import dialects
 from muster.predicates.types import ValueKind
 
+_INFINITY: Final = "CAST('Infinity' AS DOUBLE)"
+_NOT_A_NUMBER: Final = "CAST('NaN' AS DOUBLE)"
+
 LENGTH_MAX: Final = 1_000_000  # characters: a quotient of quotients contains each divisor twice
 
 _REAL_SIGNS: Final = {
@@ -147,7 +150,7 @@ class _Writer:
             if isinstance(exact, bool):
                 return self._present(left) if exact else "FALSE"
             sign, right = exact[0], self._constant(exact[1])
-        if left.kind is right.kind or self._dialect.compares_exactly:
+        if left.kind is right.kind:
             return self._compare_alike(sign, left, right)
         if left.kind is ValueKind.FLOAT:
             sign, left, right = ast.MIRRORED[sign], right, left
@@ -156,23 +159,18 @@ class _Writer:
     def _compare_alike(self, sign: ast.ComparisonOperator, left: _Value, right: _Value) -> str:
         # To SQL engines NaN is equal to itself and above all numbers. A column below a bound needs no care,
         # and an index or a pushed-down filter can still use it.
-        if (
-            right.constant is not None
-            and left.is_column
-            and left.kind is ValueKind.FLOAT
-            and self._dialect.not_a_number
-        ):
+        if right.constant is not None and left.is_column and left.kind is ValueKind.FLOAT:
             condition = f"{left.sql} {sign} {right.sql}"
             if sign in ("<", "<=", "="):
                 return condition
-            return f"({condition} AND {left.sql} <> {self._dialect.not_a_number})"
+            return f"({condition} AND {left.sql} <> {_NOT_A_NUMBER})"
         return f"{self._number_or_null(left)} {sign} {self._number_or_null(right)}"
 
     def _compare_exactly(self, sign: ast.ComparisonOperator, integer: str, real: str) -> str:
         """Engines would round the integer to floating point first."""
         above, below = self._real(2.0**63), self._real(-(2.0**63))
-        floor = f"CAST(floor({real}) AS {self._dialect.integer_type})"
-        ceiling = f"CAST(ceil({real}) AS {self._dialect.integer_type})"
+        floor = f"CAST(floor({real}) AS BIGINT)"
+        ceiling = f"CAST(ceil({real}) AS BIGINT)"
         inside: dict[ast.ComparisonOperator, str] = {
             "=": f"{integer} = {floor} AND {integer} = {ceiling}",
             "<>": f"{integer} <> {floor} OR {integer} <> {ceiling}",
@@ -192,9 +190,9 @@ class _Writer:
         return "TRUE" if value.constant is not None else f"{self._number_or_null(value)} IS NOT NULL"
 
     def _number_or_null(self, value: _Value) -> str:
-        if value.kind is not ValueKind.FLOAT or value.constant is not None or not self._dialect.not_a_number:
+        if value.kind is not ValueKind.FLOAT or value.constant is not None:
             return value.sql
-        return f"NULLIF({value.sql}, {self._dialect.not_a_number})"
+        return f"NULLIF({value.sql}, {_NOT_A_NUMBER})"
 
     # Values
 
@@ -238,13 +236,13 @@ class _Writer:
 
     def _as_integer(self, value: _Value) -> str:
         # A narrower column would make the engine calculate with fewer bits.
-        return f"CAST({value.sql} AS {self._dialect.integer_type})" if value.is_column else value.sql
+        return f"CAST({value.sql} AS BIGINT)" if value.is_column else value.sql
 
     def _as_real(self, value: _Value) -> str:
         if value.constant is not None:
             return self._real(float(value.constant))
         if value.kind is ValueKind.INT or value.is_column:
-            return f"CAST({value.sql} AS {self._dialect.real_type})"
+            return f"CAST({value.sql} AS DOUBLE)"
         return value.sql
 
     def _constant(self, constant: str | int | float | bool | None) -> _Value:
@@ -262,7 +260,7 @@ class _Writer:
 
     def _real(self, number: float) -> str:
         if math.isinf(number):
-            return self._dialect.infinity if number > 0 else f"(-{self._dialect.infinity})"
+            return _INFINITY if number > 0 else f"(-{_INFINITY})"
         return self._dialect.real.format(x=repr(number))
 
 

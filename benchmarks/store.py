@@ -21,7 +21,7 @@ import psycopg
 
 from benchmarks import harness, measure
 from muster.store import api, database
-from muster.testing import postgres
+from tests import postgres
 
 CONTEXT = b"c" * 1_700
 CALLERS = 50

@@ -27,9 +27,9 @@ from muster.pipeline.job import checkpoint_label, state_copy
 from muster.pipeline.job.driver import driver_terms
 from muster.store import backup as store_backup
 from muster.store import database
-from muster.testing import postgres
 from muster.testing.eventually import eventually
 from muster.trust.permissions import roles
+from tests import postgres
 from tests.cli import driver
 
 postgres_server = postgres.postgres_server

@@ -17,8 +17,8 @@ from muster.inform import client, protocol
 from muster.inform.node.log import context_log, unsaved, view_writer
 from muster.inform.node.log import view as log_view
 from muster.store import api, database
-from muster.testing import postgres
 from muster.testing.eventually import eventually
+from tests import postgres
 
 postgres_server = postgres.postgres_server
 

@@ -19,8 +19,9 @@ from muster.manage.manager import manager, reconciler
 from muster.manage.registry import assignments, endpoint, record_store
 from muster.store import api as store_api
 from muster.store import database
-from muster.testing import postgres, virtual_clock
+from muster.testing import virtual_clock
 from muster.testing.eventually import eventually, throughout
+from tests import postgres
 
 postgres_server = postgres.postgres_server
 

@@ -14,8 +14,8 @@ from muster.core import errors, health
 from muster.manage import client
 from muster.store import api as store_api
 from muster.store import database
-from muster.testing import postgres
 from muster.testing.eventually import eventually
+from tests import postgres
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

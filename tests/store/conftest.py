@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from muster.store import api, database
-from muster.testing import postgres
+from tests import postgres
 
 postgres_server = postgres.postgres_server
 

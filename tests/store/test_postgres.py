@@ -15,8 +15,8 @@ import pytest
 from muster.core import errors
 from muster.store import api, database
 from muster.store.postgres import connections, statements
-from muster.testing import postgres
 from muster.testing.eventually import eventually
+from tests import postgres
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from muster.core import errors
-from muster.testing import postgres
+from tests import postgres
 
 
 @pytest.mark.parametrize(("ci", "outcome"), [("", {"skipped": 1}), ("true", {"errors": 1})])
@@ -20,7 +20,7 @@ def test_without_postgresql(pytester, monkeypatch, ci, outcome):
 
     monkeypatch.setenv("CI", ci)
     monkeypatch.setattr(postgres, "_find_programs", none)
-    pytester.makeconftest("from muster.testing.postgres import postgres_server")
+    pytester.makeconftest("from tests.postgres import postgres_server")
     pytester.makepyfile("def test_it(postgres_server): pass")
     result = pytester.runpytest_inprocess("-rs", "-p", "no:cacheprovider", "-p", "no:asyncio")
     result.assert_outcomes(**outcome)

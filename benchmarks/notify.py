@@ -37,12 +37,13 @@ import numpy as np
 from benchmarks import harness, measure, notify_bus, notify_world
 from muster.core import errors, messages
 from muster.notify import authorities, models, protocol
-from muster.notify.matcher import kernels_numpy, matcher, reference
+from muster.notify.matcher import kernels_numpy, matcher
 from muster.notify.notifier.shards import shard as shards_shard
 from muster.notify.notifier.shards import snapshots
 from muster.predicates import ast, types
 from muster.predicates.backends import python
 from muster.predicates.syntax import parser
+from tests.notify import reference
 
 RUN_S_MAX = 2400  # a million receivers that join a notifier with 100,000 policies take minutes
 QUICK_S_MAX = 300  # half a minute of an idle machine; its many processes take their time on a busy one

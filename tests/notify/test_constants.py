@@ -19,12 +19,11 @@ from muster.notify.matcher import (
     number_column,
     opcodes,
     receiver_table,
-    reference,
 )
 from muster.predicates import ast, types
 from muster.predicates.backends import columnar
 from muster.predicates.syntax import parser
-from tests.notify import worlds
+from tests.notify import reference, worlds
 
 MODEL = models.Model("M", {"f": types.FLOAT, "g": types.FLOAT, "n": types.INT, "s": types.STRING})
 ALWAYS = parser.parse("TRUE")

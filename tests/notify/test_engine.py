@@ -9,10 +9,10 @@ import numpy as np
 from hypothesis import strategies
 
 from muster.notify import models
-from muster.notify.matcher import kernels_numpy, matcher, opcodes, policy_index, receiver_columns, reference
+from muster.notify.matcher import kernels_numpy, matcher, opcodes, policy_index, receiver_columns
 from muster.predicates import types
 from muster.predicates.syntax import parser
-from tests.notify import worlds
+from tests.notify import reference, worlds
 
 WEB = models.Model("Web", {"application": types.STRING, "load": types.FLOAT, "port": types.INT})
 

@@ -6,9 +6,10 @@ import random
 from typing import Any
 
 from muster.notify import models
-from muster.notify.matcher import matcher, reference
+from muster.notify.matcher import matcher
 from muster.predicates import types
 from muster.predicates.syntax import parser
+from tests.notify import reference
 
 MODELS = (
     models.Model(

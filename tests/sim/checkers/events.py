@@ -1,4 +1,4 @@
-"""Events: delivered as the naive three-sided reference says (`muster.notify.matcher.reference`).
+"""Events: delivered as the naive three-sided reference says (`tests.notify.reference`).
 
 An event reaches a receiver if its address matches the receiver's state, and the receiver's policy accepts the
 event and its sender.  States and policies change meanwhile, and an event is matched at a time that only the
@@ -14,9 +14,9 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from muster.notify.matcher import reference
 from muster.predicates.backends import python
 from muster.predicates.syntax import parser
+from tests.notify import reference
 from tests.sim import history
 
 

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+import muster
 from muster.bus import api
 from muster.bus.brokers import network
 from muster.bus.client import client as bus_client
@@ -13,7 +14,7 @@ from muster.bus.client import reconnection
 from muster.bus.locator import server as locator_server
 from muster.message import destinations
 from muster.message.client import api as client_api
-from muster.message.client import factory, partition_link
+from muster.message.client import partition_link
 from muster.message.dispatcher import leadership, works
 from muster.testing import eventually, fixtures
 from muster.trust.login import passwords
@@ -128,7 +129,8 @@ async def test_a_locator_in_the_connections_url_and_the_next_best_broker(cluster
     """What was under way when the broker died is stored once."""
     async with (
         locator_server.Locator(cluster.urls) as guide,
-        await factory.ConnectionFactory(guide.url).connect() as sending,
+        await muster.connect(locator=guide.url) as sending_bus,
+        client_api.Connection(sending_bus) as sending,
         await bus_client.connect(cluster.urls, identity="dispatcher") as bus,
     ):
         running = asyncio.create_task(

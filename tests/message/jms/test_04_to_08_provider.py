@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 import types
 from typing import Any
 
 import pytest
 
+import muster
 from muster.bus import api
 from muster.bus.brokers import broker as brokers
 from muster.bus.client import client
@@ -17,7 +19,7 @@ from muster.message import destinations, messages, partitions, settings
 from muster.message import errors as message_errors
 from muster.message.client import api as client_api
 from muster.message.client import consumers as client_consumers
-from muster.message.client import factory, topic_consumers
+from muster.message.client import topic_consumers
 from muster.message.dispatcher import backlog_reader, leadership
 from muster.message.dispatcher.log import journal, ledger, message_cache
 from muster.testing import eventually, fixtures
@@ -358,7 +360,9 @@ async def test_8_3_1_no_copy_of_its_own_travels_to_a_connection_that_would_only_
     dial: conftest.Dial,
     options: dict[str, Any],
 ):
-    async with await factory.ConnectionFactory(broker.url).connect() as connection:
+    bus = await muster.connect(broker.url)
+    without_echo = functools.partial(muster.connect, broker.url, echo=False)
+    async with client_api.Connection(bus, owns_bus=True, connect_without_echo=without_echo) as connection:
         session = connection.session()
         mine = session.producer(NEWS, **options)
         others = (await dial()).session().producer(NEWS, **options)

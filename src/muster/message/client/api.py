@@ -1,7 +1,7 @@
 """JMS for Python: connections, sessions, producers, consumers.
 
-    connections = factory.ConnectionFactory("nats://127.0.0.1:4222")
-    async with await connections.connect(client_id="billing") as connection:
+    bus = await muster.connect("nats://127.0.0.1:4222")
+    async with api.Connection(bus, client_id="billing", owns_bus=True) as connection:
         async with connection.session() as session:
             await session.producer(destinations.topic("orders/new")).send("four chairs")
             async with await session.consumer(destinations.queue("orders"), "amount > 100") as orders:

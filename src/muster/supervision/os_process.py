@@ -148,7 +148,7 @@ def members(mark: str, session: int | None = None) -> list[int]:
     A process that leaves the session and overwrites its environment is not found.
     """
     entry = f"{MARK}={mark}".encode() if mark else None
-    found = []
+    processes = []
     for folder in pathlib.Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError):
             fields = _fields((folder / "stat").read_text())
@@ -156,18 +156,18 @@ def members(mark: str, session: int | None = None) -> list[int]:
             if fields[0] not in "ZX" and (
                 in_session or (entry and entry in (folder / "environ").read_bytes().split(b"\0"))
             ):
-                found.append((int(fields[19]), int(folder.name)))
-    return [pid for _, pid in sorted(found)]
+                processes.append((int(fields[19]), int(folder.name)))
+    return [pid for _, pid in sorted(processes)]
 
 
 def marks() -> set[str]:
     """The marks of all runs that have a process. Blocks."""
-    prefix, found = f"{MARK}=".encode(), set()
+    prefix, runs = f"{MARK}=".encode(), set()
     for file in pathlib.Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError, ValueError):
             entries = file.read_bytes().split(b"\0")
-            found |= {entry[len(prefix) :].decode() for entry in entries if entry.startswith(prefix)}
-    return found
+            runs |= {entry[len(prefix) :].decode() for entry in entries if entry.startswith(prefix)}
+    return runs
 
 
 def signal_all(pids: Iterable[int], number: int) -> bool:

@@ -21,10 +21,10 @@ class _StoredRuntime(msgspec.Struct):
 def find(folder: Path) -> list[str]:
     """Names of the resources in an agent's folder that have running processes. Blocks."""
     marks = os_process.marks()
-    found = []
+    names = []
     for file in sorted(folder.glob("*.json")) if marks else ():
         with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             record = msgspec.json.decode(file.read_bytes(), type=_StoredRuntime)
             if record.runtime.get("token") in marks:
-                found.append(record.name)
-    return found
+                names.append(record.name)
+    return names

@@ -31,7 +31,7 @@ RETRY_S = 1.0
 _ANSWERS = leaky_buckets.BucketBudget(1, RETRY_S)
 
 
-class RefusalReason(enum.StrEnum):
+class OverloadReason(enum.StrEnum):
     RATE = "rate"  # the cost of the identity's requests
     PENDING = "pending"  # the number of its requests that are pending, or of all
 
@@ -82,10 +82,10 @@ _of_loops: weakref.WeakKeyDictionary[object, Admission] = weakref.WeakKeyDiction
 
 def of_loop(loop: object) -> Admission:
     """That of all servers of an event loop: they share its time."""
-    found = _of_loops.get(loop)
-    if found is None:
-        found = _of_loops[loop] = Admission()
-    return found
+    admission = _of_loops.get(loop)
+    if admission is None:
+        admission = _of_loops[loop] = Admission()
+    return admission
 
 
 class PendingRequests:

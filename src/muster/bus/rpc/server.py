@@ -48,12 +48,12 @@ PAGE_BYTES = 512 << 10  # of one page: half of the maximum message size
 READ = "read"
 
 OVERLOADED = {
-    admission_.RefusalReason.RATE: errors.Throttled(
+    admission_.OverloadReason.RATE: errors.Throttled(
         "the requests of this identity use too much of the service",
         retry_after_s=admission_.RETRY_S,
         hint="send fewer or cheaper ones, or raise bus.share_per_identity",
     ),
-    admission_.RefusalReason.PENDING: errors.Overloaded(
+    admission_.OverloadReason.PENDING: errors.Overloaded(
         "too many requests are under way", retry_after_s=admission_.RETRY_S
     ),
 }
@@ -285,7 +285,7 @@ class RpcServer:
             else not self._admission.is_over(identity, now_s)
         ):
             return True
-        self._refuse_overload(identity, message, admission_.RefusalReason.RATE)
+        self._refuse_overload(identity, message, admission_.OverloadReason.RATE)
         return False
 
     def submit(
@@ -309,7 +309,7 @@ class RpcServer:
             if self._answers.get(caller.identity, caller.request_id) is not None:
                 self.refused["repeated"] += 1
             else:
-                self._refuse_overload(caller.identity, message, admission_.RefusalReason.PENDING)
+                self._refuse_overload(caller.identity, message, admission_.OverloadReason.PENDING)
         else:
             if operation.is_charged:
                 self.charge(caller.identity, admission_.REQUEST)
@@ -347,7 +347,9 @@ class RpcServer:
     def charge(self, identity: str, cost: float) -> None:
         self._admission.charge(identity, cost, asyncio.get_running_loop().time())
 
-    def _refuse_overload(self, identity: str, message: api.Message, reason: admission_.RefusalReason) -> None:
+    def _refuse_overload(
+        self, identity: str, message: api.Message, reason: admission_.OverloadReason
+    ) -> None:
         requests.count_refusal(self._part, reason, self.refused)
         if self._admission.may_answer(identity, asyncio.get_running_loop().time()):
             self._refuse_now(message, OVERLOADED[reason])

@@ -22,7 +22,6 @@ import numpy as np
 
 from benchmarks import measure, notify_world
 from muster.bus.client import client as bus_client
-from muster.core import heap
 from muster.notify import client, models, protocol
 from muster.notify import settings as settings_
 from muster.notify.matcher import matcher
@@ -30,6 +29,7 @@ from muster.notify.notifier import notifier as notifier_notifier
 from muster.notify.notifier.shards import shard_manager
 from muster.predicates import types
 from muster.predicates.syntax import printer
+from muster.supervision import os_process
 
 POLICY = "alert AND threat_level >= 4"
 ALERT = models.Model("alert", {"threat_level": types.INT, "sent_ns": types.INT}, models.ModelKind.EVENT)
@@ -47,7 +47,7 @@ def memory(receivers: int, policies: int) -> None:
     before = measure.resident_bytes(os.getpid())
     held = notify_world.build(receivers, policies, kernels)
     gc.collect()
-    heap.trim_heap()
+    os_process.trim_heap()
     say((measure.resident_bytes(os.getpid()) - before) / len(held))
 
 

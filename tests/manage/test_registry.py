@@ -23,7 +23,7 @@ from muster.manage import client, protocol, rows
 from muster.manage.adapters import memory
 from muster.manage.agent import agent, operation_log, resource_host
 from muster.manage.manager import agent_calls, manager, reconciler, zones
-from muster.manage.registry import assignments, endpoint, executed_requests, operations, record_store, records
+from muster.manage.registry import assignments, endpoint, operations, record_store, records
 from muster.store import api as store_api
 from muster.store import backup, database
 from muster.testing import virtual_clock
@@ -1003,8 +1003,8 @@ def test_a_request_whose_reply_is_lost_with_its_registry_is_executed_once(monkey
 
 
 def test_the_latest_executed_requests_are_recognised(monkeypatch):
-    monkeypatch.setattr(executed_requests, "REQUESTS_MAX", 3)
-    executed = executed_requests.ExecutedRequests()
+    monkeypatch.setattr(records, "REQUESTS_MAX", 3)
+    executed = records.ExecutedRequests()
     for number in range(5):
         executed.accept(executed.add(f"ann/{number}"))
     assert [f"ann/{number}" in executed for number in range(5)] == [False, False, True, True, True]

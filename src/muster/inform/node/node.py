@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from muster.bus import api, uptime
 from muster.bus.rpc import admission, requests, server
-from muster.core import errors, heap, lifecycle, subjects
+from muster.core import errors, lifecycle, subjects
 from muster.inform import protocol
 from muster.inform import settings as settings_
 from muster.inform.mounts import registry
@@ -28,7 +28,7 @@ from muster.inform.node import maintenance, primary, reads, search, state, write
 from muster.inform.node.log import context_log, follower, view_writer
 from muster.inform.node.log import view as log_view
 from muster.store import database
-from muster.supervision import tasks
+from muster.supervision import os_process, tasks
 
 IN_FLIGHT_MAX = 4_096
 EACH_AT_ONCE = 64  # of one client
@@ -172,7 +172,7 @@ class InformationNode(lifecycle.ClosingContext):
         if loaded and await self.state.log.purged_up_to() > loaded:
             await self.maintenance.drop_purged()
         if self.state.replicas.evicted:
-            await asyncio.to_thread(heap.trim_heap)
+            await asyncio.to_thread(os_process.trim_heap)
         for subject in (protocol.to_node(self.name, "*"), protocol.to_all("*")):
             self._subscriptions.append(await self.state.bus.subscribe(subject, handler=self._on_node_message))
         for node, group in ((self.name, None), (protocol.ANY, GROUP)):

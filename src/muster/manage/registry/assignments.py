@@ -22,7 +22,7 @@ import msgspec
 
 from muster.core import errors, health, subjects
 from muster.manage import protocol
-from muster.manage.registry import assignment_changes, executed_requests, records
+from muster.manage.registry import assignment_changes, records
 
 EPOCH_MAX = 1 << 62  # bound for epochs that an agent reports: a higher one always exists
 # Owners changed in one commit; the rest follows in the next.
@@ -54,7 +54,7 @@ class AssignmentProcessor:
         self.renewed: set[str] = set()  # managers that renewed in this term, including expired ones
         self.epoch = 0  # the highest assigned epoch
         self.lost_epochs = (0, 0)  # after the first and up to the second: assigned after a restored backup
-        self.requests = executed_requests.ExecutedRequests()
+        self.requests = records.ExecutedRequests()
         self._index = records.ResourceIndex()
         self._changes = assignment_changes.AssignmentChanges()
         self._expiries: dict[str, int] = {}  # by manager: how often its pending changes were discarded

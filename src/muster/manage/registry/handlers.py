@@ -23,7 +23,6 @@ from muster.manage.adapters import plugins
 from muster.manage.registry import (
     agent_selection,
     assignments,
-    executed_requests,
     record_store,
     records,
     rollout,
@@ -369,11 +368,11 @@ class RegistryHandlers:
         """
         if len(names) > EXEC_MAX:
             raise errors.LimitExceeded(f"exec accepts at most {EXEC_MAX} resources at a time")
-        id = id or executed_requests.derived_id(record_store.executing.get(), 16)
+        id = id or records.derived_id(record_store.executing.get(), 16)
         selected = await self._named(names)
         orders = [
             protocol.OperationOrder(
-                id=executed_requests.order_id(id, name),
+                id=records.order_id(id, name),
                 resource=name,
                 operation=operation,
                 arguments=arguments or {},

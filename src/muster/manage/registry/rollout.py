@@ -19,7 +19,7 @@ import msgspec
 
 from muster.core import errors, messages
 from muster.manage import protocol, rows
-from muster.manage.registry import executed_requests
+from muster.manage.registry import records
 
 # States of a step; a rollout is running, paused, done or stopped.
 PENDING, RUNNING, DONE, FAILED = "pending", "running", "done", "failed"
@@ -167,7 +167,7 @@ class Rollout(msgspec.Struct, kw_only=True, omit_defaults=True, dict=True):
 
 def rollout_id(request: str) -> str:
     """The id of a rollout that a request starts: a repetition of the request starts no other one."""
-    return executed_requests.derived_id(request, 8)
+    return records.derived_id(request, 8)
 
 
 def order_id(rollout: str, resource: str) -> str:

@@ -17,12 +17,13 @@ from typing import Any
 
 from muster.bus import api, leases
 from muster.bus.rpc import server
-from muster.core import errors, heap, messages, subjects
+from muster.core import errors, messages, subjects
 from muster.notify import protocol
 from muster.notify.notifier import decision_log, durable_events, event_router, grants
 from muster.notify.notifier import state as common_
 from muster.notify.notifier.shards import members, placement, snapshots
 from muster.notify.notifier.shards import shard as shards_shard
+from muster.supervision import os_process
 
 PART = protocol.PART
 BYTES_MAX = 450_000  # of changes in one write
@@ -243,7 +244,7 @@ class ShardManager:
                 released = seen
                 self._common.known.vocabulary.forget()
                 self._common.engine.tidy()
-                await asyncio.to_thread(heap.trim_heap)
+                await asyncio.to_thread(os_process.trim_heap)
 
     # -- snapshots
 

@@ -115,7 +115,7 @@ class PostgresServer:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.stop(signal.SIGQUIT)
                 raise errors.Unavailable(f"PostgreSQL did not start: {self._log_tail()}")
-            time.sleep(_POLL_S)
+            time.sleep(_POLL_S)  # pace of looking
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
         """SIGINT: an orderly stop without waiting for clients. SIGQUIT: as a crash, recovered at the next

@@ -227,3 +227,52 @@ async def test_a_damaged_page_is_reported(opened: Open, stream: api.Stream):
         await log.append([(b"a", b"1")])
     with pytest.raises(errors.InvalidInput, match="not a page"):
         await opened()
+
+
+async def test_a_standby_forgets_what_the_owner_has_trimmed(opened: Open, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(journal, "TRIM_BYTES_MIN", 20_000)
+    monkeypatch.setattr(journal, "REQUESTS_MAX", 10)
+    log, _ = await opened(1, bytes_max=100_000, reserve_bytes=1_000)
+    standby, _ = await opened(bytes_max=100_000, reserve_bytes=1_000)
+    for number in range(40):
+        await log.append([(b"key", b"x" * 5_000)], request=str(number))
+    await eventually(lambda: standby.position == log.position)
+    assert standby.stored_bytes < 40_000
+    assert len(standby._journal.requests) <= 10
+    await standby.own(2)
+    await standby.append([(b"key", b"y")])
+
+
+async def test_a_log_is_trimmed_before_its_budget_is_used_up(opened: Open, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(journal, "TRIM_BYTES_MIN", 1_000)
+    log, _ = await opened(1, bytes_max=100_000, reserve_bytes=1_000)
+    for number in range(60):
+        await log.append([(b"%d" % (number % 10), b"x" * 5_000)])
+    assert log.stored_bytes < 100_000
+
+
+async def test_who_could_not_become_owner_follows_on(opened: Open):
+    log, state = await opened(2)
+    standby, copy = await opened()
+    with pytest.raises(owned_log.NotOwner):
+        await standby.own(1)
+    await log.append([(b"a", b"1")])
+    await eventually(lambda: copy.records == state.records)
+
+
+async def test_an_append_during_the_stop_is_in_doubt(
+    opened: Open, stream: api.Stream, monkeypatch: pytest.MonkeyPatch
+):
+    log, _ = await opened(1)
+    sent = asyncio.Event()
+
+    async def unanswered(self: api.Stream, *arguments: object, **options: object) -> int:
+        sent.set()
+        return await asyncio.Future()
+
+    monkeypatch.setattr(type(stream), "publish", unanswered)
+    appending = asyncio.create_task(log.append([(b"a", b"1")]))
+    await sent.wait()
+    await log.stop()
+    with pytest.raises(errors.TimedOut):
+        await asyncio.wait_for(appending, 5)

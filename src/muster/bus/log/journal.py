@@ -3,7 +3,7 @@
 Waiting transactions become one page: whatever arrives while a page is being stored waits for the next. So
 the state is exact whenever a page is made, and a page may contain, before its new records, the live ones of
 the oldest pages: these are then removed. A log is trimmed by its own appends, in proportion to them, until it
-is at most `TRIM_FACTOR` times as large as what is live.
+is at most `TRIM_FACTOR` times as large as what is live, and smaller near the budget.
 
 Invariant: ``pages`` are the stored pages in order, and each record that is live is in one of them.
 """
@@ -164,6 +164,8 @@ class LogJournal:
         size += sum(record.size for record in body)
         self.pages.append(StoredPage(sequence, size, min(page.body, default=0)))
         self.bytes += size
+        while self.pages[0].sequence < page.first:
+            self.trimmed(1)
         for place, record in enumerate(body or page.records):
             position = pages_.position(sequence, place)
             self.state.apply(record, record.version or position, position)
@@ -172,6 +174,8 @@ class LogJournal:
                 at = pages_.position(sequence, request.position)
                 request = msgspec.structs.replace(request, position=at)
             self.requests[request.id] = request
+        while len(self.requests) > REQUESTS_MAX:
+            del self.requests[next(iter(self.requests))]
 
     # Appending.
 
@@ -179,7 +183,7 @@ class LogJournal:
         """The position of the request with this id, if it was executed lately."""
         while self.requests:
             oldest = next(iter(self.requests.values()))
-            if now_ms - oldest.at_ms <= WINDOW_MS and len(self.requests) <= REQUESTS_MAX:
+            if now_ms - oldest.at_ms <= WINDOW_MS:
                 break
             del self.requests[oldest.id]
         known = self.requests.get(request)
@@ -201,7 +205,8 @@ class LogJournal:
         """A page of the first ones of ``waiting``, which are removed, each with the place of its last record.
         A large transaction has a page of its own.
         """
-        page = pages_.LogPage(self.log, self.epoch, self.last, [], [], [])
+        first = self.pages[0].sequence if self.pages else 0
+        page = pages_.LogPage(self.log, self.epoch, self.last, [], [], [], first)
         taken: list[tuple[LogTransaction, int]] = []
         size = 0
         while waiting:
@@ -227,7 +232,9 @@ class LogJournal:
 
     @property
     def is_trim_due(self) -> bool:
-        return self.bytes > max(TRIM_BYTES_MIN, TRIM_FACTOR * self.state.live_bytes) and len(self.pages) > 1
+        live = self.state.live_bytes  # what is not live takes at most half of the room in the budget
+        most = min(TRIM_FACTOR * live, (live + self._bytes_max - self._reserve_bytes) // 2)
+        return self.bytes > max(TRIM_BYTES_MIN, most) and len(self.pages) > 1
 
     def oldest_pages(self) -> list[StoredPage]:
         """The pages to rewrite next; never the last one."""

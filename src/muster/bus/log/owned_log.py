@@ -117,6 +117,7 @@ class OwnedLog:
         self._stopped = True
         self._give_up("stopped")
         await self._tasks.close()
+        self._settle([(sent, 0) for sent in self._futures], _in_doubt(errors.TimedOut("stopped")))
 
     def _follow_on(self) -> None:
         self._following = self._tasks.loop("follow", self._follow)
@@ -197,6 +198,18 @@ class OwnedLog:
             self._following.cancel()
             await asyncio.wait([self._following])
             self._following = None
+        try:
+            await self._fence(epoch)
+        except BaseException:
+            if not (self._stopped or self._owner):
+                self._follow_on()
+            raise
+        self._owner = True
+        self.lost.clear()
+        await self._purge()
+        events.info("log-owned", log=self._pages_subject, epoch=epoch, page=self._journal.last)
+
+    async def _fence(self, epoch: int) -> None:
         while True:
             await self._catch_up()
             journal = self._journal
@@ -208,11 +221,7 @@ class OwnedLog:
                 await self._store(page, [])
             except errors.Conflict:
                 continue  # the former owner was faster: read its page first
-            break
-        self._owner = True
-        self.lost.clear()
-        await self._purge()
-        events.info("log-owned", log=self._pages_subject, epoch=epoch, page=self._journal.last)
+            return
 
     async def _store(self, page: pages.LogPage, body: Sequence[pages.LogRecord]) -> int:
         data = pages.encode(page)

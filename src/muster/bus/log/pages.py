@@ -45,7 +45,8 @@ class LogRequest(msgspec.Struct, frozen=True, array_like=True):
 
 class LogPage(msgspec.Struct, frozen=True, array_like=True):
     """``previous``: the sequence of the page before it. ``body``: the sequences of the messages with its
-    records. A request whose position is lower than `RECORDS_MAX` is at that place of this page."""
+    records. A request whose position is lower than `RECORDS_MAX` is at that place of this page. ``first``:
+    older pages than this sequence have been trimmed."""
 
     log: str
     epoch: int
@@ -53,6 +54,7 @@ class LogPage(msgspec.Struct, frozen=True, array_like=True):
     records: list[LogRecord] = []
     requests: list[LogRequest] = []
     body: list[int] = []
+    first: int = 0
 
 
 _PAGES = msgspec.msgpack.Decoder(LogPage)

@@ -62,7 +62,9 @@ class Wire:
         self.subscriptions.by_number[b"%d" % number] = made
 
     def parser(self) -> client_parser.BrokerParser:
-        return client_parser.BrokerParser(self, self.subscriptions)  # type: ignore[arg-type]
+        made = client_parser.BrokerParser(self, self.subscriptions)  # type: ignore[arg-type]
+        made.reads_messages = True
+        return made
 
     def read(self, *message: Any) -> None:
         self.heard.append(message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from muster.bus import api
 from muster.bus.brokers import broker, config
 from muster.bus.client import client, reconnection, transports
+from muster.core import errors
 from muster.testing.eventually import eventually
 from tests.bus import sockets
 
@@ -172,3 +174,32 @@ async def test_a_client_comes_back_after_another_program_had_the_port_of_its_bro
             await eventually(lambda: bus.statistics().reconnects == 1)
         for writer in writers:
             writer.close()
+
+
+async def test_nothing_is_accepted_from_a_broker_without_the_tls_that_it_needs():
+    """Anyone on the path may write before the TLS handshake, and may claim that there is none."""
+    received: list[bytes] = []
+    connections = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        with contextlib.suppress(OSError), contextlib.closing(writer):
+            if connections > 1:
+                writer.write(b'INFO {"tls_required": true}\r\nMSG s 1 1\r\nx\r\n')
+                return
+            writer.write(INFO)
+            while line := await reader.readline():
+                if line == b"PING\r\n":
+                    writer.write(b"PONG\r\n")
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        place = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(errors.Unavailable):
+            await client.connect([f"tls://{place}"], identity="ann", connect_timeout_s=0.2)
+        connections = 0
+        async with await client.connect([f"nats://{place}"], identity="ann") as bus:
+            await bus.subscribe("s", handler=lambda message: received.append(message.data))
+            sockets.cut(bus)
+            await eventually(lambda: connections >= 3)
+    assert not received

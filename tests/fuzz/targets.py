@@ -351,6 +351,7 @@ def broker_lines(data: bytes) -> None:
             number, pattern.decode(), "", lambda subject, *_: read.append(subject)
         )
     parser_ = client_parser.BrokerParser(mock.MagicMock(), table)
+    parser_.reads_messages = True
     with contextlib.suppress(broker_errors.BrokerError):
         for block in (data[: len(data) // 2], data[len(data) // 2 :]):
             parser_.feed(block)

@@ -103,6 +103,7 @@ class BrokerParser:
 
     def __init__(self, over: session.BrokerSession, subscriptions: WireSubscriptions) -> None:
         self._session = over
+        self.reads_messages = False  # before the login they are not of the protocol
         self._subscriptions = subscriptions
         self._kept: list[bytes] = []  # the beginning of something whose end has not come
         self._kept_bytes = 0
@@ -152,7 +153,7 @@ class BrokerParser:
 
     def _read_messages(self, data: bytes, at: int, collecting: dict[int, WireSubscription]) -> int:
         subscriptions, size, usual = self._subscriptions.by_number, len(data), _ASCII.match
-        while at < size:
+        while at < size and self.reads_messages:
             line = usual(data, at) or _unusual(data, at)
             if line is None:
                 return at

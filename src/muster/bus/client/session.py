@@ -78,11 +78,15 @@ class BrokerSession:
                 )
             async with asyncio.timeout(handshake_s):
                 await self._informed
-            if self.info.get("tls_required") and isinstance(transport, transports.TcpTransport):
+            needs_tls = self.info.get("tls_required") or server.scheme == "tls"  # also if it offers none
+            if needs_tls and isinstance(transport, transports.TcpTransport):
                 async with asyncio.timeout(handshake_s):
                     context = self._options.tls or ssl.create_default_context()
                     name = self._options.tls_hostname or server.tls_name or server.host
                     await transport.start_tls(context, name)
+                # Anyone may have sent what arrived before.
+                self._parser = parser.BrokerParser(self, self._subscriptions)
+            self._parser.reads_messages = True
             active = self._subscriptions.active()
             self.subscribed = set(active)
             for held in active.values():

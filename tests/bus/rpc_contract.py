@@ -454,3 +454,17 @@ class RpcContract:
         await service.subscribe(subjects.from_identity(PART, "ann", "request.switch"), handler=serve)
         with pytest.raises(errors.TimedOut, match="it may have been done"):
             await ask(ann, "request.switch", {"name": "a"}, timeout_s=30, try_s=0.1)
+
+    async def test_a_throttled_repetition_is_sent_again_with_the_same_id(self, connect):
+        service, ann = await connect("service"), await connect("ann")
+        ids: list[str | None] = []
+
+        async def serve(message: api.Message) -> None:
+            ids.append(message.header(requests.REQUEST_ID))
+            refusal = server.JsonCodec().error(errors.Throttled("too much", retry_after_s=0.1))
+            if len(ids) > 1:  # the first one is refused without a reply
+                await message.respond(refusal if len(ids) == 2 else server.JsonCodec().result("done"))
+
+        await service.subscribe(subjects.from_identity(PART, "ann", "request.switch"), handler=serve)
+        assert await ask(ann, "request.switch", {"name": "a"}, timeout_s=30, try_s=0.1) == "done"
+        assert len(set(ids)) == 1

@@ -64,25 +64,31 @@ async def call(
 ) -> Any:
     """The result of the operation; raises the error that it ended with. See `exchange`."""
     data = _encoded(arguments or {})
-    headers = {requests.ON_BEHALF_OF: on_behalf_of} if on_behalf_of else None
+    headers = {requests.ON_BEHALF_OF: on_behalf_of} if on_behalf_of else {}
+    reads, in_doubt = _reads(subject), False
+    if not reads:
+        headers[requests.REQUEST_ID] = secrets.token_hex(16)  # of all attempts
     options: dict[str, Any] = {"try_s": try_s, "waits": waits, "absent": absent, "headers": headers}
-    return await unthrottled(lambda left_s: _call(bus, subject, data, left_s, options), timeout_s)
-
-
-async def _call(bus: api.Bus, subject: str, data: bytes, timeout_s: float, options: Mapping[str, Any]) -> Any:
     now_s = asyncio.get_running_loop().time
-    sent_at_s = now_s()
-    with spans.span(_span_name(subject), spans.SpanKind.CLIENT, identity=bus.identity):
-        message = await exchange(bus, subject, data, timeout_s=timeout_s, **options)
-        try:
-            return result_of(message.data)
-        except errors.Overloaded as error:
-            try_s = options["try_s"]
-            is_repeated = now_s() - sent_at_s >= (REPEAT_S if try_s is None else try_s)
-            if not is_repeated or _reads(subject):
+
+    async def attempt(left_s: float) -> Any:
+        nonlocal in_doubt
+        sent_at_s = now_s()
+        with spans.span(_span_name(subject), spans.SpanKind.CLIENT, identity=bus.identity):
+            message = await exchange(bus, subject, data, timeout_s=left_s, **options)
+            try:
+                return result_of(message.data)
+            except errors.Overloaded:
+                # If a repetition was refused, a server that is lost meanwhile may have executed the first.
+                in_doubt |= not reads and now_s() - sent_at_s >= (REPEAT_S if try_s is None else try_s)
                 raise
-            # A repetition was refused. A server that is lost meanwhile may have executed the first attempt.
-            raise errors.TimedOut(f"{error}; it may have been done") from error
+
+    try:
+        return await unthrottled(attempt, timeout_s)
+    except errors.Unavailable as error:
+        if not in_doubt or isinstance(error, errors.TimedOut):
+            raise
+        raise errors.TimedOut(f"{error}; it may have been done") from error
 
 
 async def unthrottled(attempt: Callable[[float], Awaitable[T]], timeout_s: float) -> T:
@@ -147,7 +153,7 @@ async def exchange(
     """
     reads = _reads(subject)
     if not reads:
-        headers = {**(headers or {}), **origin.headers(), requests.REQUEST_ID: secrets.token_hex(16)}
+        headers = {requests.REQUEST_ID: secrets.token_hex(16), **origin.headers(), **(headers or {})}
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     left_s = timeout_s

@@ -10,6 +10,7 @@ import contextlib
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
@@ -18,7 +19,7 @@ from muster.bus import leases
 from muster.bus.memory import network
 from muster.bus.rpc import request_audit, server
 from muster.bus.streams import key_value
-from muster.core import errors, health, messages
+from muster.core import errors, health, messages, subjects
 from muster.manage import client, protocol, rows
 from muster.manage.adapters import memory
 from muster.manage.agent import agent, operation_log, resource_host
@@ -28,6 +29,7 @@ from muster.store import api as store_api
 from muster.store import backup, database
 from muster.testing import virtual_clock
 from muster.testing.eventually import eventually
+from muster.trust.permissions import roles
 
 Scenario = Callable[["RegistryWorld"], Awaitable[None]]
 
@@ -1055,3 +1057,14 @@ def test_a_change_whose_event_was_lost_is_repeated_before_the_next_heartbeat():
         await until(lambda: not host._changed)
 
     play(scenario, starts=False)
+
+
+def test_only_operations_of_managers_are_free_of_charge():
+    free = [
+        each.name for each in endpoint.RegistryEndpoint._operations(mock.MagicMock()) if not each.is_charged
+    ]
+    patterns = [subjects.from_identity("manage", "*", word) for word in roles.OWN_WORDS["manage"]]
+    for name in free:
+        subject = subjects.from_identity("manage", "eve", name)
+        assert any(subjects.matches(pattern, subject) for pattern in patterns), f"anyone may send {name}"
+    assert len(free) == 3

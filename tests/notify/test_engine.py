@@ -129,6 +129,27 @@ def test_unused_words_are_dropped(kernels):
     assert ours.match({}, parser.parse("application = 'v9999'")) == ["a"]
 
 
+def test_long_words_are_dropped_when_no_receiver_has_them(kernels):
+    ours, plainly = matcher.Matcher(kernels=kernels), reference.ReferenceMatcher()
+    for name in ("a", "b"):
+        ours.join(name, WEB, {"application": "IIS"}, parser.parse("TRUE"))
+        plainly.join(name, {"application": "IIS"}, parser.parse("TRUE"))
+    tracemalloc.start()
+    try:
+        for number in range(100):
+            text = f"{number}".rjust(200_000)
+            ours.update(["a"], {"application": [text]})
+            plainly.update("a", {"application": text})
+        held_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held_bytes < 4 << 20
+    for address in map(
+        parser.parse, ("application = 'IIS'", "application LIKE '%99'", "application IS NULL")
+    ):
+        assert sorted(ours.match({}, address)) == sorted(plainly.match({}, address))
+
+
 def test_values_of_events_are_not_kept_without_bound(monkeypatch):
     monkeypatch.setattr(policy_index, "ROWS_BYTES_MAX", 1 << 20)
     ours = matcher.Matcher(kernels=kernels_numpy)

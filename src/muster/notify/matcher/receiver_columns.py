@@ -26,6 +26,7 @@ Array = npt.NDArray[Any]
 Step = tuple[int, int, int, int]
 
 BITMAPS_MAX: Final = 128
+WORDS_BYTES: Final = 1 << 20  # of the words of a column; with more, unused ones are removed
 RANGES_MAX: Final = 8
 
 
@@ -80,6 +81,8 @@ class WordColumn:
         self.version = 0
         self._codes_by_word: dict[Any, int] = {}
         self._words: list[Any] = []
+        self._bytes = 0  # of all words
+        self._bytes_max = WORDS_BYTES
         self._column = room.new_codes()
         self._wide: Array | None = None  # codes that need more than a byte
         self._bitmaps: Array | None = np.empty(0, np.int64)  # by code; None: too many words for bitmaps
@@ -105,28 +108,30 @@ class WordColumn:
         return self._room.codes_of(self._column) if self._wide is None else self._wide
 
     def _learn(self, cells: Sequence[Any]) -> None:
-        if len(self._words) > 4096 + 2 * self._room.used:
+        is_full = len(self._words) > 4096 + 2 * self._room.used or self._bytes > self._bytes_max
+        if is_full and self._wide is not None:
             self._forget()
         for cell in cells:
             if cell is not None and cell not in self._codes_by_word:
                 self._words.append(cell)
                 self._codes_by_word[cell] = len(self._words)
+                self._bytes += len(str(cell))
         self.version += 1
         self._exact = None
         count = len(self._words)
         if self._bitmaps is not None:
-            if count > BITMAPS_MAX:
+            if count > BITMAPS_MAX or self._bytes > WORDS_BYTES:
                 self._room.free_bitmaps(self._bitmaps.tolist())
                 self._bitmaps = None
             else:
                 more = [self._room.new_bitmaps(1) for _ in range(count - len(self._bitmaps))]
                 self._bitmaps = np.concatenate((self._bitmaps, np.array(more, np.int64)))
-        if self._wide is None and count > 255:
+        if self._wide is None and (count > 255 or self._bytes > WORDS_BYTES):
             self._wide = self._room.codes_of(self._column).astype(np.uint32)
 
     def _forget(self) -> None:
         """Remove unused words: frequent changes of a string must not fill the memory."""
-        assert self._wide is not None  # only called with thousands of words
+        assert self._wide is not None
         used = np.unique(self._wide)
         used = used[used != 0]
         renamed = np.zeros(len(self._words) + 1, np.uint32)
@@ -134,6 +139,8 @@ class WordColumn:
         self._wide = renamed[self._wide]
         self._words = [self._words[code - 1] for code in used.tolist()]
         self._codes_by_word = {word: code for code, word in enumerate(self._words, 1)}
+        self._bytes = sum(map(len, self._words))
+        self._bytes_max = max(WORDS_BYTES, 2 * self._bytes)
 
     def read(self, row: int) -> types.Value:
         code = int(self._codes()[row])

@@ -28,6 +28,8 @@ def test_durable_means_synced_unless_configured_otherwise():
     assert document(SETTLED)["jetstream"]["sync_interval"] == "always"
     weaker = dataclasses.replace(SETTLED, storage=config.BrokerStorage(sync_interval_s=2))
     assert document(weaker)["jetstream"]["sync_interval"] == "2000ms"
+    least = dataclasses.replace(SETTLED, storage=config.BrokerStorage(sync_interval_s=0.0004))
+    assert document(least)["jetstream"]["sync_interval"] == "1ms"  # the server reads 0 as two minutes
     assert "jetstream" not in document(dataclasses.replace(SETTLED, storage=None))
 
 

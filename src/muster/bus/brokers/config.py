@@ -441,4 +441,4 @@ def trust_document(trust: OperatorTrust, accounts_path: Path) -> dict[str, Any]:
 
 
 def _duration(seconds: float) -> str:
-    return f"{round(seconds * 1000)}ms"
+    return f"{max(1, round(seconds * 1000))}ms"  # the server takes 0 for its own default, minutes

@@ -6,12 +6,15 @@ In virtual time (`run_virtual`), with the real registry, manager and agents.
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
 
-from muster.core import errors, health
+from muster.bus.memory import network
+from muster.core import errors, health, messages
 from muster.manage import protocol, rows
+from muster.manage.adapters import memory
 from muster.manage.agent import agent
 from muster.manage.registry import inventory, records
 from muster.store import backup, database
@@ -48,7 +51,7 @@ def test_what_is_being_renamed_or_deleted_is_no_orphan():
 
 def test_what_this_registry_cannot_know_is_listed_only():
     core = two()
-    core.epoch, core.lost_epochs = 100, (10, 100)
+    core.epoch, core.lost_epochs = 100, [(10, 100)]
     rows = {
         epoch: inventory.find_orphans(core, "a", reported("gone", epoch=epoch))[0]
         for epoch in (10, 11, 100, 101)
@@ -192,6 +195,28 @@ def test_what_is_created_again_meanwhile_is_not_deleted():
     play(scenario)
 
 
+def test_what_is_claimed_again_while_it_is_deleted_is_created_again(monkeypatch):
+    async def scenario(world: RegistryWorld) -> None:
+        await world.apply("web")
+        began, may_end = asyncio.Event(), asyncio.Event()
+        delete = memory.MemoryAdapter.delete
+
+        async def slow(self: memory.MemoryAdapter) -> None:
+            began.set()
+            await may_end.wait()
+            await delete(self)
+
+        monkeypatch.setattr(memory.MemoryAdapter, "delete", slow)
+        await world.client.delete("web", force=True)
+        await began.wait()
+        await world.apply("web")  # it still runs, and its new manager has nothing to do
+        may_end.set()
+        await until(lambda: not running(world.host))
+        await until(lambda: running(world.host) == {"web"}, within_s=10.0)
+
+    play(scenario)
+
+
 def test_a_live_agent_that_is_forgotten_by_force_deletes_its_resources():
     async def scenario(world: RegistryWorld) -> None:
         await world.apply("web", "db")
@@ -218,6 +243,26 @@ def test_an_inventory_of_many_resources_is_sent_in_pages(monkeypatch):
     play(scenario)
 
 
+def test_what_is_deleted_between_two_pages_is_not_reported(monkeypatch):
+    monkeypatch.setattr(protocol, "INVENTORY_PAGE", 1)
+
+    async def scenario(world: RegistryWorld) -> None:
+        await world.apply("a", "b", "c")
+        exchange, pages = agent.client.exchange_once, []
+
+        async def slow(bus: Any, subject: str, data: bytes, **options: Any) -> Any:
+            hello = messages.decode(data, protocol.AgentHello)
+            pages.append([item.name for item in hello.hosted or ()])
+            world.host.hosted.pop("b", None)  # deleted, and its record was dropped
+            return await exchange(bus, subject, data, **options)
+
+        monkeypatch.setattr(agent.client, "exchange_once", slow)
+        await world.host._announce()
+        assert pages == [["a"], ["c"]]
+
+    play(scenario)
+
+
 def test_a_restored_registry_deletes_nothing_that_it_cannot_know(tmp_path):
     async def scenario(world: RegistryWorld) -> None:
         await world.apply("old")
@@ -239,6 +284,27 @@ def test_a_restored_registry_deletes_nothing_that_it_cannot_know(tmp_path):
         await world.apply("new")  # as the reason says
         assert running(world.host) == {"old", "new"}
         await until(lambda: world.registry.presence.inventories.count("host-a") == 0)
+
+    play(scenario)
+
+
+def test_a_registry_that_is_restored_again_still_deletes_nothing_that_it_cannot_know(tmp_path):
+    async def scenario(world: RegistryWorld) -> None:
+        await world.apply("old")
+        await backup.backup(world.store, tmp_path / "0")
+        await world.apply("new")
+        for number in range(2):  # the second backup is one of the restored store
+            await world.registry.stop()
+            url = f"sqlite:{tmp_path / f'{number}.db'}"
+            await backup.restore(url, tmp_path / f"{number}")
+            restored = await world.stack.enter_async_context(await database.open(url))
+            world.registry = await world.start_registry(f"registry-{number}", restored)
+            await world.registry.acting.wait()
+            await until(lambda: world.registry.presence.inventories.count("host-a") == 1)
+            await backup.backup(restored, tmp_path / f"{number + 1}")
+        (orphan,) = await world.client.orphans()
+        assert (orphan.name, orphan.is_deleted) == ("new", False)
+        assert running(world.host) == {"old", "new"}
 
     play(scenario)
 
@@ -279,3 +345,37 @@ def test_records_of_deleted_resources_are_dropped_and_stay_fenced(tmp_path, monk
             assert running(again) >= {"job-2"}
 
     play(scenario, starts=False)
+
+
+def test_a_resource_that_is_created_while_its_old_record_is_dropped_keeps_its_new_one(tmp_path, monkeypatch):
+    from muster.manage.agent import resource_host
+
+    monkeypatch.setattr(resource_host, "EMPTY_MAX", 2)
+    began, may_end, drop = threading.Event(), threading.Event(), resource_host._drop
+
+    def slow(*arguments: Any) -> None:
+        began.set()
+        may_end.wait(10.0)
+        drop(*arguments)
+
+    monkeypatch.setattr(resource_host, "_drop", slow)
+
+    async def scenario() -> None:
+        host = agent.Agent(await network.SimulatedNetwork(1).connect("host-c"), tmp_path)
+
+        async def act(verb: protocol.Verb, name: str, epoch: int) -> None:
+            operation = protocol.Operation(
+                id=f"{name}-{epoch}", verb=verb, resource=name, epoch=epoch, manager="m", type="memory"
+            )
+            assert (await host.execute(operation)).outcome is messages.DecisionOutcome.DONE
+
+        for number in range(2):
+            await act(protocol.Verb.DELETE, f"job-{number}", 1)
+        dropping = asyncio.create_task(act(protocol.Verb.DELETE, "job-2", 1))
+        await asyncio.to_thread(began.wait, 10.0)
+        await act(protocol.Verb.CREATE, "job-0", 2)
+        may_end.set()
+        await dropping
+        assert [record.epoch for record in resource_host._load(tmp_path)[1] if record.name == "job-0"] == [2]
+
+    asyncio.run(scenario())

@@ -402,6 +402,13 @@ def test_it_is_stable_after_two_heartbeats_that_are_far_enough_apart():
     assert runtime.status(assignment, 3.0, 3000).stable
 
 
+def test_it_becomes_stable_although_the_clock_of_its_agent_was_set_back():
+    runtime = running(assign())
+    assert not reconciler.confirm_up(runtime, 3_600_000, 1.0)
+    assert not reconciler.confirm_up(runtime, 1_000, 2.0)
+    assert reconciler.confirm_up(runtime, 3_000, 4.0)
+
+
 def test_it_has_to_be_seen_anew_after_a_change_of_state_a_step_and_a_new_generation():
     assignment = assign()
 

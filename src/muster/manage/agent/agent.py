@@ -144,10 +144,11 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
 
     async def _announce(self) -> None:
         """Report what this agent is and hosts, in pages; delete what the registry does not expect here."""
-        existing, after = sorted(self._existing()), ""
-        for first in range(0, max(1, len(existing)), protocol.INVENTORY_PAGE):
-            names = existing[first : first + protocol.INVENTORY_PAGE]
-            is_last = first + len(names) >= len(existing)
+        after, is_last = "", False
+        while not is_last:  # each page anew: resources may have been deleted since the last one
+            names = sorted(name for name in self._existing() if name > after)
+            is_last = len(names) <= protocol.INVENTORY_PAGE
+            del names[protocol.INVENTORY_PAGE :]
             hello = protocol.AgentHello(
                 boot=self._boot,
                 machine=self._machine,

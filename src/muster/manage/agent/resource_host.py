@@ -283,7 +283,8 @@ class ResourceHost(abc.ABC):
                 hosted.adapter, record.config, record.digest = None, None, ""
                 hosted.resumed = True
                 record.runtime.clear()
-                record.manager = ""  # no manager receives its heartbeats; its epoch remains
+                if record.epoch == operation.epoch:  # not claimed meanwhile
+                    record.manager = ""  # no manager receives its heartbeats; its epoch remains
                 self._empty.pop(record.name, None)
                 self._empty[record.name] = None
             case protocol.Verb.EXECUTE:
@@ -388,6 +389,8 @@ class ResourceHost(abc.ABC):
                     await asyncio.to_thread(_drop, self._folder, self._floor, paths)
                 except OSError as error:  # they are loaded again after a restart
                     events.warning("records-not-dropped", error=error)
+                for again in filter(None, (self.hosted.get(hosted.record.name) for hosted in dropped)):
+                    await self._save(again)  # its new record may have been removed with the old one
 
     async def _save(self, hosted: HostedResource) -> None:
         if self._folder is not None:

@@ -166,7 +166,7 @@ def confirm_up(runtime: ResourceRuntime, at_ms: int, now: float) -> bool:
     The time is measured with the agent's clock, because heartbeats may be delayed, and with this one, because
     the other may be set.
     """
-    if runtime.up_at is None:
+    if runtime.up_at is None or at_ms < runtime.up_at[0]:  # the agent's clock was set back
         runtime.up_at = at_ms, now
     elif min((at_ms - runtime.up_at[0]) / 1000, now - runtime.up_at[1]) >= STABLE_S:
         runtime.stable = runtime.dirty = True

@@ -53,7 +53,8 @@ class AssignmentProcessor:
         self.managers: dict[str, records.ManagerRecord] = {}
         self.renewed: set[str] = set()  # managers that renewed in this term, including expired ones
         self.epoch = 0  # the highest assigned epoch
-        self.lost_epochs = (0, 0)  # after the first and up to the second: assigned after a restored backup
+        # After the first and up to the second of a pair: assigned after a backup that was restored
+        self.lost_epochs: list[tuple[int, int]] = []
         self.requests = records.ExecutedRequests()
         self._index = records.ResourceIndex()
         self._changes = assignment_changes.AssignmentChanges()

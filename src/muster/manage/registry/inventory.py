@@ -28,7 +28,8 @@ def find_orphans(
         if expected_on == agent:
             continue
         reason = f"it belongs to {expected_on}" if expected_on else "it was deleted"
-        is_known = item.epoch <= state.epoch and not state.lost_epochs[0] < item.epoch <= state.lost_epochs[1]
+        is_lost = any(first < item.epoch <= last for first, last in state.lost_epochs)
+        is_known = item.epoch <= state.epoch and not is_lost
         orphans.append(
             rows.OrphanRow(
                 name=item.name,

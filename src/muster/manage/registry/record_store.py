@@ -103,7 +103,7 @@ class RegistryRecords:
                     elif record.key == IDENTITY:
                         identity = record.value.decode()
                     elif record.key == LOST_EPOCHS:
-                        loaded.lost_epochs = msgspec.json.decode(record.value, type=tuple[int, int])
+                        loaded.lost_epochs = msgspec.json.decode(record.value, type=list[tuple[int, int]])
             async for page in snapshot.load(AGENTS):
                 for record in page:
                     changes.agents[record.key] = msgspec.json.decode(record.value, type=records.AgentRecord)
@@ -123,14 +123,14 @@ class RegistryRecords:
             if identity:
                 before = changes.epoch
                 changes.epoch = max(before, int(self._clock()) * EPOCHS_A_SECOND)
-                loaded.lost_epochs = (before, changes.epoch)
+                loaded.lost_epochs.append((before, changes.epoch))
                 changes.owners.clear()
                 events.warning("store-restored", epoch=changes.epoch)
             await self.write(loaded.term, lambda tx: self._identify(tx, changes.epoch, loaded.lost_epochs))
         changes.requests = dict(sorted(changes.requests.items(), key=lambda item: item[1] or 0))
         loaded.accept(changes)
 
-    def _identify(self, tx: transactions.Transaction, epoch: int, lost: tuple[int, int]) -> None:
+    def _identify(self, tx: transactions.Transaction, epoch: int, lost: list[tuple[int, int]]) -> None:
         tx.put(META, EPOCH, str(epoch).encode())
         tx.put(META, LOST_EPOCHS, msgspec.json.encode(lost))
         tx.put(META, IDENTITY, self._store.identity.encode())

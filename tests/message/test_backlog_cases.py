@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from muster.message import messages
@@ -427,6 +429,25 @@ def test_what_is_set_aside_can_be_purged():
     assert pump(driven_backlog) == []
     driven_backlog.cancel_finish([1])
     assert pump(driven_backlog) == [("b", 1)]
+
+
+def test_credit_does_not_cost_a_look_at_all_that_is_set_aside():
+    driven_backlog = driver.DrivenBacklog("q")
+    driven_backlog.attach(lines.BacklogConsumer(A, 20_000))
+    for number in range(1, 10_001):
+        driven_backlog.send(number, meta())
+    pump(driven_backlog)
+    driven_backlog.release(range(1, 10_001), "a", counted=False, elsewhere=True)
+    assert pump(driven_backlog) == []
+    began_s = time.process_time()
+    for _ in range(2_000):
+        driven_backlog.credit(A, 1)
+    assert time.process_time() - began_s < 0.5
+    driven_backlog.attach(lines.BacklogConsumer(B, 0))
+    driven_backlog.credit(B, 2)
+    assert pump(driven_backlog) == [("b", 1), ("b", 2)]
+    driven_backlog.credit(B, 1)
+    assert pump(driven_backlog) == [("b", 3)]
 
 
 def test_what_all_consumers_returned_fails_too_often_at_last():

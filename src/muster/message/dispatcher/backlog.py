@@ -248,14 +248,15 @@ class Backlog:
 
     def credit(self, key: lines.ConsumerKey, more: int) -> None:
         if consumer := self.consumers.get(key):
+            may_take_aside = consumer.credit <= 0  # otherwise nothing that it may receive was set aside
             consumer.credit += more
-            self._enter_turn(consumer)
+            self._enter_turn(consumer, may_take_aside=may_take_aside)
 
     def stop(self, key: lines.ConsumerKey) -> None:
         if consumer := self.consumers.get(key):
             consumer.credit = 0
 
-    def _enter_turn(self, consumer: lines.BacklogConsumer) -> None:
+    def _enter_turn(self, consumer: lines.BacklogConsumer, *, may_take_aside: bool = True) -> None:
         if consumer.credit > 0:
             line = self._lines[consumer.selector]
             self._active[line] = None
@@ -265,7 +266,9 @@ class Backlog:
                 consumer.in_turn = True
                 line.turn.append(consumer)
             for number in [
-                number for number in self._aside if consumer.key not in self._excluded.get(number, ())
+                number
+                for number in (self._aside if may_take_aside else ())
+                if consumer.key not in self._excluded.get(number, ())
             ]:
                 self._wait(self._aside.pop(number), number)
 

@@ -302,6 +302,27 @@ def test_a_rollout_does_not_trust_a_state_from_before_the_operation(run):
     run(scenario)
 
 
+@pytest.mark.parametrize("lost", ["lease", "resource"])
+def test_a_rollout_does_not_trust_a_manager_that_lost_its(run, lost):
+    async def scenario(world: RegistryWorld) -> None:
+        await world.client.apply(manifest("web"), wait_s=WAIT_S)
+        executed = world.manager._orders._on_executed
+
+        def lose(name: str, *of: Any) -> None:
+            executed(name, *of)
+            if lost == "lease":
+                world.manager.renewal.valid_until = 0.0
+            else:
+                del world.manager.managed[name]
+
+        world.manager._orders._on_executed = lose
+        row, _ = await rolled(world, "web", operation="restart")
+        assert row.state == "stopped"
+        assert "could not report its state" in row.reason
+
+    run(scenario)
+
+
 def test_reading_logs_does_not_delay_a_wait(run):
     async def scenario(world: RegistryWorld) -> None:
         async def read() -> None:

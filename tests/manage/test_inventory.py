@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from muster.bus.memory import network
+from muster.bus.rpc import client
 from muster.core import errors, health, messages
 from muster.manage import protocol, rows
 from muster.manage.adapters import memory
@@ -248,7 +249,7 @@ def test_what_is_deleted_between_two_pages_is_not_reported(monkeypatch):
 
     async def scenario(world: RegistryWorld) -> None:
         await world.apply("a", "b", "c")
-        exchange, pages = agent.client.exchange_once, []
+        exchange, pages = client.exchange_once, list[list[str]]()
 
         async def slow(bus: Any, subject: str, data: bytes, **options: Any) -> Any:
             hello = messages.decode(data, protocol.AgentHello)
@@ -256,7 +257,7 @@ def test_what_is_deleted_between_two_pages_is_not_reported(monkeypatch):
             world.host.hosted.pop("b", None)  # deleted, and its record was dropped
             return await exchange(bus, subject, data, **options)
 
-        monkeypatch.setattr(agent.client, "exchange_once", slow)
+        monkeypatch.setattr(client, "exchange_once", slow)
         await world.host._announce()
         assert pages == [["a"], ["c"]]
 

@@ -120,7 +120,7 @@ class ManageClient:
         """Returns when the deletion is recorded; `wait_gone` waits for it. ``generation``: as in `put`.
 
         ``force`` removes the resources from the registry at once, without their agents: for machines that are
-        lost. What still runs there continues, unmanaged.
+        lost. A machine that returns deletes what still runs there.
         """
         return await self._request(
             rows.DeleteResult, "delete", names=list(names), generation=generation, force=force

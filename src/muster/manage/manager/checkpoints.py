@@ -50,7 +50,9 @@ class CheckpointWriter:
     async def flush(self, only: Collection[str] | None = None) -> None:
         """Send those that are due. Returns when they, and those that were being sent, are stored."""
         async with self._sending:
-            while (due := self.due if only is None else self.due & set(only)) and self._may_act():
+            while due := self.due if only is None else self.due & set(only):
+                if not self._may_act():
+                    raise errors.Unavailable(f"{self._manager} has to renew before it may store states")
                 names = list(itertools.islice(due, MAX))
                 self.due.difference_update(names)
                 page = {name: state for name in names if (state := self._checkpoint_of(name)) is not None}

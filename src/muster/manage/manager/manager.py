@@ -105,6 +105,7 @@ class Manager(lifecycle.ServiceContext):
         self.renewal.leaving = True
         with contextlib.suppress(errors.MusterError):
             await self._checkpoints.flush()
+        with contextlib.suppress(errors.MusterError):
             await self.renewal.renew(timeout_s=1.0)
         await self.abandon()
 

@@ -56,14 +56,16 @@ class OrderRunner:
     async def _execute_all(self, orders: Sequence[protocol.OperationOrder]) -> list[protocol.OperationResult]:
         results = await asyncio.gather(*(self._execute(order) for order in orders))
         # The registry knows the state after an operation before it knows the outcome: a rollout relies on it.
-        try:
+        is_stored = False
+        with contextlib.suppress(errors.MusterError):
             await self._flush([order.resource for order in orders])
-        except errors.MusterError:
-            return [
-                msgspec.structs.replace(answer, code=answer.code or protocol.NOT_CHECKPOINTED)
-                for answer in results
-            ]
-        return results
+            is_stored = True
+        return [
+            answer  # not superseded: otherwise the registry has refused the state
+            if is_stored and self._find(order.resource)
+            else msgspec.structs.replace(answer, code=answer.code or protocol.NOT_CHECKPOINTED)
+            for order, answer in zip(orders, results, strict=True)
+        ]
 
     async def _execute(self, order: protocol.OperationOrder) -> protocol.OperationResult:
         assignment = self._find(order.resource)

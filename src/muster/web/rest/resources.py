@@ -139,14 +139,25 @@ async def delete_resource(
 async def execute(
     web: request_state.Web, person: request_state.Person, name: base.ResourceName, body: ExecuteBody
 ) -> Response:
-    async def act(bus: Any) -> rows.ExecutionRow:
-        results = await client.ManageClient(bus).exec(
+    async def act(manage: client.ManageClient) -> rows.ExecutionRow:
+        results = await manage.exec(
             body.operation, name, arguments=body.arguments, timeout_s=body.timeout_s, id=body.id
         )
         return results[0]
 
-    target = f"{name}: {body.operation}"
-    return base.reply(await web.actions.run(person, "exec", target, act, touches="manage"))
+    return base.reply(await _run(web, person, "exec", f"{name}: {body.operation}", act))
+
+
+async def _run(
+    web: request_state.WebState,
+    person: sessions.LoginSession,
+    what: str,
+    target: str,
+    act: Callable[[client.ManageClient], Awaitable[T]],
+) -> T:
+    return await web.actions.run(
+        person, what, target, lambda bus: act(client.ManageClient(bus)), touches="manage"
+    )
 
 
 @router.post(
@@ -155,15 +166,7 @@ async def execute(
     **base.answers(base.kind(rows.DrainResult)),
 )
 async def drain(web: request_state.Web, person: request_state.Person, name: base.ResourceName) -> Response:
-    return base.reply(
-        await web.actions.run(
-            person,
-            "drain",
-            name,
-            lambda bus: client.ManageClient(bus).drain(name, "resource"),
-            touches="manage",
-        )
-    )
+    return base.reply(await _run(web, person, "drain", name, lambda manage: manage.drain(name, "resource")))
 
 
 @router.post(
@@ -173,13 +176,7 @@ async def drain(web: request_state.Web, person: request_state.Person, name: base
 )
 async def undrain(web: request_state.Web, person: request_state.Person, name: base.ResourceName) -> Response:
     return base.reply(
-        await web.actions.run(
-            person,
-            "undrain",
-            name,
-            lambda bus: client.ManageClient(bus).undrain(name, "resource"),
-            touches="manage",
-        )
+        await _run(web, person, "undrain", name, lambda manage: manage.undrain(name, "resource"))
     )
 
 
@@ -195,13 +192,7 @@ async def plan(web: request_state.Web, person: request_state.Person, body: Manif
 @router.post("/manifests", summary="Apply a manifest", **base.answers(base.kind(rows.ApplyResult)))
 async def apply(web: request_state.Web, person: request_state.Person, body: ManifestBody) -> Response:
     return base.reply(
-        await web.actions.run(
-            person,
-            "apply",
-            "a manifest",
-            lambda bus: client.ManageClient(bus).apply(body.manifest),
-            touches="manage",
-        )
+        await _run(web, person, "apply", "a manifest", lambda manage: manage.apply(body.manifest))
     )
 
 

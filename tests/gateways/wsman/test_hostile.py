@@ -216,7 +216,7 @@ async def get(
     soap_action: str = "",
     described: rows.ResourceDescription | None = None,
     reply_to: tuple[xml.XmlElement, ...] = (),
-) -> tuple[soap_endpoint.SoapHttpResponse, list[str]]:
+) -> tuple[server.HttpResponse, list[str]]:
     """The response to a Get with these headers, and the names of the resources that it read."""
     read: list[str] = []
 

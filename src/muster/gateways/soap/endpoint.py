@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
+from muster.bus.http import server as http_server
 from muster.bus.rpc import origin
 from muster.core import errors
 from muster.core.formats import xml
@@ -66,14 +67,6 @@ class AdmittedRequest:
     caller: SoapCaller | None
     limits: xml.XmlLimits
     is_anonymous: bool
-
-
-@dataclass(frozen=True, slots=True)
-class SoapHttpResponse:
-    status: int
-    body: bytes = b""
-    content_type: str = "text/plain; charset=utf-8"
-    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,16 +145,16 @@ class SoapEndpoint:
             "soap_refused", "SOAP requests that were rejected, by reason.", ("endpoint", "reason")
         )
 
-    async def respond(self, request: SoapHttpRequest) -> SoapHttpResponse:
+    async def respond(self, request: SoapHttpRequest) -> http_server.HttpResponse:
         """Respond to a request whose body has been read."""
         admitted = await self.admit(request)
-        if isinstance(admitted, SoapHttpResponse):
+        if isinstance(admitted, http_server.HttpResponse):
             return admitted
         if len(request.body) > admitted.limits.bytes and not await self.admit_large(request.body, admitted):
             return self.too_large(request.headers, admitted)
         return await self.process(request, admitted)
 
-    async def admit(self, request: SoapHttpRequest) -> AdmittedRequest | SoapHttpResponse:
+    async def admit(self, request: SoapHttpRequest) -> AdmittedRequest | http_server.HttpResponse:
         """Decide by the headers alone whether the body of a request is read."""
         if request.method in ("GET", "HEAD"):
             return AdmittedRequest(None, self.anonymous, True)
@@ -195,7 +188,7 @@ class SoapEndpoint:
         admitted.is_anonymous, admitted.limits = False, self.limits
         return len(start) <= self.limits.bytes
 
-    async def process(self, request: SoapHttpRequest, admitted: AdmittedRequest) -> SoapHttpResponse:
+    async def process(self, request: SoapHttpRequest, admitted: AdmittedRequest) -> http_server.HttpResponse:
         if request.method in ("GET", "HEAD"):
             return self._document(request)
         media, parameters = _content_type(request.headers.get("content-type", ""))
@@ -242,7 +235,7 @@ class SoapEndpoint:
         async with self._parsing:
             return await asyncio.to_thread(xml.parse, data, limits)
 
-    def _unauthorized(self, error: errors.Unauthorized) -> SoapHttpResponse:
+    def _unauthorized(self, error: errors.Unauthorized) -> http_server.HttpResponse:
         return self._reject(
             HTTPStatus.UNAUTHORIZED,
             "unauthorized",
@@ -250,7 +243,7 @@ class SoapEndpoint:
             headers={"WWW-Authenticate": 'Basic realm="muster", charset="UTF-8"'},
         )
 
-    def too_large(self, headers: Mapping[str, str], admitted: AdmittedRequest) -> SoapHttpResponse:
+    def too_large(self, headers: Mapping[str, str], admitted: AdmittedRequest) -> http_server.HttpResponse:
         """Respond to a body that was not read because it is too long."""
         hint = None
         if admitted.is_anonymous and self.limits.bytes > admitted.limits.bytes:
@@ -265,7 +258,7 @@ class SoapEndpoint:
         version = envelope.SoapVersion.V12 if media == "application/soap+xml" else envelope.SoapVersion.V11
         return version if version in self.versions else self.versions[0]
 
-    def _document(self, request: SoapHttpRequest) -> SoapHttpResponse:
+    def _document(self, request: SoapHttpRequest) -> http_server.HttpResponse:
         made = self.documents.get(request.query.lower())
         if made is None:
             there = ", ".join(f"?{query}" for query in self.documents)
@@ -276,7 +269,7 @@ class SoapEndpoint:
                 headers={"Allow": "POST"},
             )
         body = made(request.location) if request.method == "GET" else b""
-        return SoapHttpResponse(HTTPStatus.OK, body, "text/xml; charset=utf-8")
+        return http_server.HttpResponse(HTTPStatus.OK, body, "text/xml; charset=utf-8")
 
     async def _caller(self, request: SoapHttpRequest) -> SoapCaller | None:
         """The authenticated caller; wrong credentials are rejected even if none are needed."""
@@ -298,7 +291,7 @@ class SoapEndpoint:
             raise errors.Unauthorized("only Basic authentication is supported") from error
         return await self.authenticate(name, password, request.address)
 
-    async def _invoke(self, call: SoapRequest) -> SoapHttpResponse:
+    async def _invoke(self, call: SoapRequest) -> http_server.HttpResponse:
         try:
             with origin.acting(self.name, call.address):
                 async with asyncio.timeout(self.timeout_s):
@@ -307,7 +300,7 @@ class SoapEndpoint:
             raise errors.TimedOut(f"the operation did not finish in {self.timeout_s:g} s") from error
         if response.accepted:
             self._succeeded.add(endpoint=self.name)
-            return SoapHttpResponse(HTTPStatus.ACCEPTED)
+            return http_server.HttpResponse(HTTPStatus.ACCEPTED)
         version = call.envelope.version
         bytes_max = self.bytes_max if response.bytes_max is None else min(response.bytes_max, self.bytes_max)
         try:
@@ -319,11 +312,11 @@ class SoapEndpoint:
                 f"the response has more than {bytes_max} bytes"
             ) from None
         self._succeeded.add(endpoint=self.name)
-        return SoapHttpResponse(HTTPStatus.OK, body, version.content_type)
+        return http_server.HttpResponse(HTTPStatus.OK, body, version.content_type)
 
     def _fault(
         self, version: envelope.SoapVersion, call: SoapRequest | None, error: errors.MusterError
-    ) -> SoapHttpResponse:
+    ) -> http_server.HttpResponse:
         fault = self.fault_of(error)
         reason = error.reason if isinstance(error, xml.MalformedXml) else fault.reason_word
         self._rejected.add(endpoint=self.name, reason=reason)
@@ -337,18 +330,18 @@ class SoapEndpoint:
             body = envelope.write_fault(version, small, (), self.prefixes)
         theirs = version is envelope.SoapVersion.V12 and fault.blame is faults.SoapFaultCode.SENDER
         status = HTTPStatus.BAD_REQUEST if theirs else HTTPStatus.INTERNAL_SERVER_ERROR
-        return SoapHttpResponse(status, body, version.content_type)
+        return http_server.HttpResponse(status, body, version.content_type)
 
     def _reject(
         self, status: int, reason: str, text: str = "", *, headers: Mapping[str, str] | None = None
-    ) -> SoapHttpResponse:
+    ) -> http_server.HttpResponse:
         self._rejected.add(endpoint=self.name, reason=reason)
-        return SoapHttpResponse(status, text.encode(), headers=headers or {})
+        return http_server.HttpResponse(status, text.encode(), headers=headers or {})
 
 
-def busy(error: errors.Overloaded, status: int = HTTPStatus.SERVICE_UNAVAILABLE) -> SoapHttpResponse:
+def busy(error: errors.Overloaded, status: int = HTTPStatus.SERVICE_UNAVAILABLE) -> http_server.HttpResponse:
     headers = {"Retry-After": str(int(error.retry_after_s or 1))}
-    return SoapHttpResponse(status, f"{error.message}\n".encode(), headers=headers)
+    return http_server.HttpResponse(status, f"{error.message}\n".encode(), headers=headers)
 
 
 def _content_type(text: str) -> tuple[str, dict[str, str]]:

@@ -225,7 +225,8 @@ def test_what_was_signed_after_a_revocation_of_its_key_can_be_revoked(trust):
     trust.issue("a1", AGENT)
     trust.revoke("a1")
     public_key = trust.show("a1").public_key
-    document = later._sign("north", "a1", AGENT, public_key, now + 5, None, None, None, False, None)
+    document = later._document_of("north", "a1", AGENT, public_key, now + 5)
+    later._store("north", "a1", public_key, document, None)
     assert (later.show("a1").status, later.check(document).name) == ("valid", "a1")
     assert later.revoke("a1").status == "revoked"
     with pytest.raises(errors.Unauthorized):

@@ -181,9 +181,10 @@ class Keyring:
             public = key.public if key else nkeys.require_kind(public_key or "", nkeys.KeyKind.USER)
             now = self._clock()
             expires_at = jwt.ends(now, lifetime_s)
-            return self._sign(
-                domain, identity, role, public, now, expires_at, topics, queue_grants, bearer, key
+            document = self._document_of(
+                domain, identity, role, public, now, expires_at, topics, queue_grants, bearer=bearer
             )
+            return self._store(domain, identity, public, document, key)
 
     def renew(self, identity: str, *, lifetime_s: float | None = None, domain: str | None = None) -> str:
         """A later expiry and the present permissions for the same key; `errors.Refused` if it was revoked."""
@@ -205,7 +206,7 @@ class Keyring:
             key = None
             if path.exists():
                 key = nkeys.KeyPair.from_seed(self.credentials(identity, domain=record.domain).seed)
-            return self._sign(
+            document = self._document_of(
                 record.domain,
                 identity,
                 roles.Role.named(record.role),
@@ -214,9 +215,9 @@ class Keyring:
                 expires_at,
                 topics or None,
                 rows.queues_in(user),
-                record.bearer,
-                key,
+                bearer=record.bearer,
             )
+            return self._store(record.domain, identity, record.public_key, document, key)
 
     def provide_login(self, identity: str, role: roles.Role) -> rows.CredentialRecord:
         """The identity of a login, made with this role if there is none.
@@ -450,25 +451,6 @@ class Keyring:
             revocations=revocations,
         )
 
-    def _sign(
-        self,
-        domain: str,
-        identity: str,
-        role: roles.Role,
-        public: str,
-        now: float,
-        expires_at: int | None,
-        topics: tuple[str, ...] | None,
-        granted: queue_rights.Grants | None,
-        bearer: bool,
-        key: nkeys.KeyPair | None,
-    ) -> str:
-        document = self._document_of(
-            domain, identity, role, public, now, expires_at, topics, granted, bearer=bearer
-        )
-        self._store(domain, identity, public, document, key)
-        return document
-
     def _document_of(
         self,
         domain: str,
@@ -505,7 +487,7 @@ class Keyring:
 
     def _store(
         self, domain: str, identity: str, public: str, document: str, key: nkeys.KeyPair | None
-    ) -> None:
+    ) -> str:
         owner = self._account(domain) / "keys" / public
         if not owner.exists():
             private_files.replace_file(owner, identity.encode())
@@ -523,6 +505,7 @@ class Keyring:
             private_files.replace_file(path.with_suffix(".creds"), text.encode())
         else:
             path.with_suffix(".creds").unlink(missing_ok=True)
+        return document
 
     def _place(self, role: roles.Role, domain: str | None) -> str:
         home = SYSTEM if role is roles.Role.SYSTEM else self.domain

@@ -523,6 +523,7 @@ def _whole_rows(check: capacity_check.CapacityCheck | None) -> list[harness.Row]
     if check is None:
         print("  the whole way: not measured, since Spark did not run, or was not steady in time")
         return []
+    held_s = sum(took_s for name, took_s in check.stages.items() if name != "batch")
     print("  the whole way:", ", ".join(f"{name} {took:.2f} s" for name, took in check.stages.items()))
     return [
         harness.Row(
@@ -540,18 +541,13 @@ def _whole_rows(check: capacity_check.CapacityCheck | None) -> list[harness.Row]
             better="lower",
             goal=20,
         ),
-        *_waiting_rows(
-            "whole way",
-            sum(took_s for name, took_s in check.stages.items() if name != "batch"),
-            check.predicted_s,
-            check.measured_s,
-        ),
+        *_waiting_rows("whole way", held_s, check.predicted_s, check.measured_s),
         harness.Row(
             metric="whole way: p99, beside holding times, trigger and 5 s",
             ours=check.p99_s,
             unit="s",
             better="lower",
-            goal=check.p99_limit_s,
+            goal=held_s + 5.0,
             samples=check.rows,
         ),
     ]

@@ -24,7 +24,8 @@ def table_of(rows: int, seed: int = 1) -> cells.CellTable:
     state = chance.integers(0, len(cells.STATES), len(row))
     yes = np.ones(len(row), np.bool_)
     table.add_reports(row, values, T0 + np.arange(len(row)), state, row == 1, yes)
-    table.add_extra(row, np.arange(len(row)) % 3, values[0], ["gpu", "queue_länge", "a" * 40])
+    figures = cell_arrays.extra_figures(row, np.arange(len(row)) % 3, values[0])
+    table.add_figures(*figures, ["gpu", "queue_länge", "a" * 40])
     for name in ("cpu_percent", "memory_percent"):
         table.add_ranks(name, row[row != 1], values[0, row != 1], np.arange(len(row))[row != 1], 2)
     table.compact(2)

@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from muster.cli.monitoring import report
 from muster.core import errors, messages
 from muster.core.reports import columns
-from muster.pipeline.fleet import blocks, rollups
+from muster.pipeline.fleet import blocks, cell_arrays, rollups
 from muster.pipeline.history import data_files, delta, maintenance, rollup_rows, search, storage, tables
 from muster.pipeline.job import batch_commit, query
 from tests.pipeline import traffic
@@ -228,7 +228,7 @@ def test_metrics_that_appear_within_an_hour_survive_compaction_and_are_in_its_ro
         many = rollups.ScopeTotals("group", "web", T0 + 10_000 * batch)
         many.cell.fold(_column(1.0))
         zero = np.zeros(1, np.int64)
-        many.cell.table.add_extra(zero, zero, np.array([value]), [metric])
+        many.cell.table.add_figures(*cell_arrays.extra_figures(zero, zero, np.array([value])), [metric])
         store_groups(tmp_path, batch, [many])
     for day in (2, 3):  # a second time, too
         maintenance.run(tmp_path, T0 / 1000 + day * 86400)

@@ -17,7 +17,6 @@ from muster.core.reports import columns, packed
 from muster.simulate import fleet, realistic
 
 _NUMBERS_AT = packed.HEADER.size - 40  # of boot, sequence and time in a report
-_NUMBERS_BYTES = 24
 _END = 2  # bytes after the report
 
 

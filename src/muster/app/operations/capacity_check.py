@@ -36,11 +36,6 @@ class CapacityCheck:
     ratio: float
     holds: bool  # within 20 %
 
-    @property
-    def p99_limit_s(self) -> float:
-        """The sum of the holding times and the trigger, plus five seconds."""
-        return sum(took for name, took in self.stages.items() if name != "batch") + 5.0
-
 
 async def check(bus: api.Bus, *, window_s: float = 60.0, pipeline: str = "pipeline") -> CapacityCheck:
     """Check the reports stored in the last ``window_s``. Without a pipeline: only up to the stream."""

@@ -409,33 +409,25 @@ class Session(lifecycle.ClosingContext):
 class JmsContext:
     """The simplified API: a connection with one session.
 
-    async with await connections.context() as context:
+    async with api.JmsContext(connection, api.AcknowledgeMode.AUTO) as context:
         await context.send(destinations.queue("orders"), "four chairs", priority=7)
         print(await context.receive_body(destinations.queue("orders"), str))
     """
 
-    def __init__(
-        self, connection: Connection, mode: AcknowledgeMode, *, owns_connection: bool = False
-    ) -> None:
+    def __init__(self, connection: Connection, mode: AcknowledgeMode) -> None:
         self.connection = connection
         self.session = connection.session(mode)
-        self._owns_connection = owns_connection
         self._producer = self.session.producer()
         self._receiving: dict[destinations.Destination, consumers.Consumer] = {}
 
     async def __aenter__(self) -> Self:
-        if self._owns_connection:
-            await self.connection.__aenter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
-        """Close the session, and the connection if this context created it."""
         await self.session.close()
-        if self._owns_connection:
-            await self.connection.close()
 
     def context(self, mode: AcknowledgeMode = AcknowledgeMode.AUTO) -> JmsContext:
         """Another session of the same connection."""

@@ -171,11 +171,6 @@ class CellTable:
         if len(codes):
             self._histogram.append(cell_arrays.counted(codes, len(self) * _WIDTH))
 
-    def add_extra(self, row: Ints, word: Ints, value: Floats, words: Sequence[str]) -> None:
-        """Add values of metrics that are not standard; ``word`` is an index of ``words``."""
-        if len(row):
-            self.add_figures(*cell_arrays.extra_figures(row, word, value), words)
-
     def add_figures(self, row: Ints, word: Ints, figures: Floats, words: Sequence[str]) -> None:
         """Add aggregated metrics that are not standard, as in `extra_arrays`."""
         if len(row):

@@ -26,8 +26,6 @@ events = log.EventLog("pipeline")
 
 VERSION = 6  # of the query and its state; increase it with every incompatible change
 LABEL = "muster-checkpoint.json"
-SPARK = "spark"  # the folder of Spark's own files
-STATE_NAME = "alerts.json"  # the alert state, which belongs to a batch (`batch_commit.CommitState`)
 
 
 class CheckpointLabel(msgspec.Struct, frozen=True, kw_only=True):

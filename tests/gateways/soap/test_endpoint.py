@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from muster.bus.rpc import origin
+from muster.core import errors
 from muster.core.formats import xml
 from muster.gateways.soap import addresses, endpoint, envelope, faults
 from tests.gateways.soap.conftest import NS, message, request
@@ -105,6 +106,15 @@ async def test_a_fault_of_the_service_in_both_versions(echo):
     assert b"<detail><e:why>so</e:why></detail>" in response.body
     response = await echo.endpoint.respond(request(message("<e:Missing/>", version=V11)))
     assert b"<faultstring>no such thing (look elsewhere)</faultstring>" in response.body
+
+
+async def test_a_login_that_cannot_be_checked_is_a_fault_of_the_server(echo):
+    async def unreadable(*_: str) -> endpoint.SoapCaller:
+        raise errors.Unavailable("the account cannot be read")
+
+    echo.endpoint.authenticate = unreadable
+    response = await echo.endpoint.respond(request(message()))
+    assert (response.status, fault_codes(response)[0]) == (500, "Receiver")
 
 
 async def test_a_header_that_must_be_understood(echo):

@@ -77,6 +77,7 @@ def test_an_address_on_the_list_may_be_called(url):
         "http://127.0.0.1:9000/eventsX",
         "http://127.0.0.1:9000/events/../admin",
         "http://127.0.0.1:9000/events/%2e%2e/admin",
+        "http://127.0.0.1:9000/events/..;/admin",
         "http://127.0.0.1:22/events",
         "https://127.0.0.1:9000/events",
         "https://example.org/",

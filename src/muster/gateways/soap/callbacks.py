@@ -78,7 +78,7 @@ def _place(url: str) -> _Place:
         port = parts.port or _PORTS[parts.scheme]
         path = parts.path or "/"
         steps = urllib.parse.unquote(path).replace("\\", "/").split("/")
-        if ".." in steps or "." in steps:
+        if any(step.partition(";")[0] in (".", "..") for step in steps):  # some servers drop a ;parameter
             raise ValueError("its path contains dot segments")
     except ValueError as error:
         raise errors.InvalidInput(f"{url[:200]!r} is not a valid callback address: {error}") from error

@@ -174,6 +174,8 @@ class SoapEndpoint:
         except errors.Overloaded as error:
             self._rejected.add(endpoint=self.name, reason="throttled")
             return busy(error, HTTPStatus.TOO_MANY_REQUESTS)
+        except errors.MusterError as error:  # for example, the file of an account cannot be read
+            return self._fault(self._fallback_version(media), None, error)
         return AdmittedRequest(caller, self.anonymous if caller is None else self.limits, caller is None)
 
     async def admit_large(self, start: bytes, admitted: AdmittedRequest) -> bool:

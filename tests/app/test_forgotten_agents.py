@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 from muster.app.components import management
+from muster.app.operations import control
+from muster.bus.rpc import server
+from muster.core import errors
 from muster.manage import client, rows, settings
 from muster.trust import keyring
 from muster.trust.permissions import roles
@@ -82,3 +85,17 @@ async def test_a_machine_that_enrols_again_returns_to_service(world):
     world.fleet.agents = {"host-a": True}  # it is forgotten later
     await world.part._revoke_forgotten()
     assert status(world, "host-a") == "revoked"
+
+
+async def test_a_revoked_operator_may_nothing_also_while_it_is_connected(world):
+    world.trust.issue("ann", roles.Role.OPERATOR)
+    brokers = object.__new__(control.ControlServer)
+    brokers._context = world.part._context
+    call: Any = types.SimpleNamespace(identity="ann")
+    requests = (world.part, f"{management.KIND}.kill"), (brokers, "request.add")
+    for part, name in requests:
+        await part._authorize(call, server.RpcOperation(name, world.fleet.forgotten), {})
+    world.trust.revoke("ann")
+    for part, name in requests:
+        with pytest.raises(errors.Forbidden, match="only an operator may"):
+            await part._authorize(call, server.RpcOperation(name, world.fleet.forgotten), {})

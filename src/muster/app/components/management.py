@@ -178,8 +178,10 @@ class ManagementComponent:
         if operation.name == ENROL:
             if record.role != roles.Role.JOINING:
                 raise errors.Forbidden(f"{call.identity} is not the identity of an enrolment token")
-        elif record.role != roles.Role.OPERATOR:
-            raise errors.Forbidden(f"{call.identity} has the role {record.role}; only an operator may {verb}")
+        elif record.role != roles.Role.OPERATOR or record.status != "valid":
+            raise errors.Forbidden(
+                f"{call.identity} ({record.role}, {record.status}) may not {verb}: only an operator may"
+            )
 
     async def _waiting(self, after: str = "") -> dict[str, Any]:
         rows = sorted(await self._enrolment.waiting(), key=lambda row: row.token)

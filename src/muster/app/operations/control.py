@@ -15,6 +15,7 @@ from muster.app.components import context as context_
 from muster.bus.brokers import control
 from muster.bus.rpc import server
 from muster.core import errors
+from muster.trust import identity_roles
 from muster.trust.permissions import roles
 
 READ_VERBS = ("list", "links", "topics", "alerts")  # verbs that only read
@@ -61,11 +62,11 @@ class ControlServer:
     async def _authorize(
         self, call: server.RpcCall, operation: server.RpcOperation, arguments: Mapping[str, Any]
     ) -> None:
-        record = await asyncio.to_thread(self._context.trust.show, call.identity)
-        reads = record.role == roles.Role.WEB and not operation.is_audited
-        if record.role != roles.Role.OPERATOR and not reads:
+        role = await asyncio.to_thread(identity_roles.IdentityRoles(self._context.trust), call.identity)
+        reads = role == roles.Role.WEB and not operation.is_audited
+        if role != roles.Role.OPERATOR and not reads:
             raise errors.Forbidden(
-                f"{call.identity} has the role {record.role}; only an operator may change brokers"
+                f"{call.identity} has the role {role}; only an operator may change brokers"
             )
 
 

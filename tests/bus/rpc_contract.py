@@ -468,3 +468,16 @@ class RpcContract:
         await service.subscribe(subjects.from_identity(PART, "ann", "request.switch"), handler=serve)
         assert await ask(ann, "request.switch", {"name": "a"}, timeout_s=30, try_s=0.1) == "done"
         assert len(set(ids)) == 1
+
+    async def test_a_refused_message_without_a_reply_subject_is_dropped(self, connect):
+        service, ann = await connect("service"), await connect("ann")
+        core, admitted = admission.Admission(0.001), []
+        async with server.RpcServer(service, PART, [], admission=core) as serving:
+            serving.charge("ann", 100.0)
+            subscription = await service.subscribe(
+                "s", handler=lambda message: admitted.append(serving.admit("ann", message))
+            )
+            await ann.publish("s", b"")
+            await eventually(lambda: admitted == [False] or subscription.statistics().failed)
+            assert admitted == [False]
+            assert core.may_answer("ann", asyncio.get_running_loop().time()), "a request may be answered"

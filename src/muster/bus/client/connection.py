@@ -354,7 +354,7 @@ class NatsConnection:
             await self._eased.wait()
 
     async def round_trip(self, timeout_s: float) -> None:
-        """When this returns, the broker has read everything sent so far."""
+        """When this returns, the broker has read everything sent so far, unless a connection was lost."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not await self._pong():

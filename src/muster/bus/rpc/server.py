@@ -322,9 +322,8 @@ class RpcServer:
 
     def _begin(self, caller: requests.RpcCaller, operation: RpcOperation) -> None:
         identity = caller.identity
-        work = self._serve(caller, operation)
-        if operation.is_charged:
-            work = _metered(work, functools.partial(self.charge, identity))
+        begin = functools.partial(self._serve, caller, operation)
+        work = _metered(begin, functools.partial(self.charge, identity)) if operation.is_charged else begin()
         self._running[identity] += 1
         task = self._supervisor.spawn("request", work)
         self._tasks.add(task)
@@ -351,7 +350,8 @@ class RpcServer:
         self, identity: str, message: api.Message, reason: admission_.OverloadReason
     ) -> None:
         requests.count_refusal(self._part, reason, self.refused)
-        if self._admission.may_answer(identity, asyncio.get_running_loop().time()):
+        now_s = asyncio.get_running_loop().time()
+        if message.reply is not None and self._admission.may_answer(identity, now_s):
             self._refuse_now(message, OVERLOADED[reason])
         else:
             self._count(errors.Overloaded.code)
@@ -511,9 +511,9 @@ class RpcServer:
         )
 
 
-async def _metered(work: Coroutine[Any, Any, None], charge: Callable[[float], None]) -> None:
-    """Run ``work``, and charge the milliseconds of each of its steps."""
-    await _steps(work, charge)
+async def _metered(begin: Callable[[], Coroutine[Any, Any, None]], charge: Callable[[float], None]) -> None:
+    """Run what ``begin`` returns, and charge the milliseconds of each of its steps."""
+    await _steps(begin(), charge)
 
 
 def stopwatch() -> Callable[[], float]:

@@ -30,14 +30,14 @@ class Checker:
 
     def __init__(self) -> None:
         self.history: list[str] = []
-        self.values: dict[int, pages.LogRecord] = {}  # by version
+        self.values: dict[int, pages.OwnedRecord] = {}  # by version
         self.versions: dict[bytes, int] = {}  # of values, which are unique
         self.acknowledged: dict[bytes, int] = {}
         self.refused: set[bytes] = set()
         self.epochs = itertools.count(1)
         self.owners = self.repeats = self.trims = 0
 
-    def applied(self, record: pages.LogRecord, version: int) -> None:
+    def applied(self, record: pages.OwnedRecord, version: int) -> None:
         known = self.values.setdefault(version, record)
         assert (known.key, known.value) == (record.key, record.value), f"two records have version {version}"
         if record.value is not None:
@@ -63,7 +63,7 @@ class CheckedState(journal.KeyedState):
         super().__init__()
         self._checker = checker
 
-    def apply(self, record: pages.LogRecord, version: int, position: int) -> None:
+    def apply(self, record: pages.OwnedRecord, version: int, position: int) -> None:
         self._checker.applied(record, version)
         super().apply(record, version, position)
 

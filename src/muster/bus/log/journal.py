@@ -29,7 +29,7 @@ REQUESTS_MAX = 100_000
 class LogState(Protocol):
     """The state in memory. `KeyedState` is one for records that fit into it."""
 
-    def apply(self, record: pages_.LogRecord, version: int, position: int) -> None:
+    def apply(self, record: pages_.OwnedRecord, version: int, position: int) -> None:
         """A stored record; of one that was rewritten only the position is new."""
         ...
 
@@ -58,7 +58,7 @@ class KeyedState:
         self.records: dict[bytes, KeyedRecord] = {}
         self.live_bytes = 0
 
-    def apply(self, record: pages_.LogRecord, version: int, position: int) -> None:
+    def apply(self, record: pages_.OwnedRecord, version: int, position: int) -> None:
         former = self.records.pop(record.key, None)
         if former is not None:
             self.live_bytes -= len(record.key) + len(former.value)
@@ -89,7 +89,7 @@ class OldestPages:
     def __init__(
         self,
         count: int,
-        records: Sequence[tuple[int, pages_.LogRecord]],
+        records: Sequence[tuple[int, pages_.OwnedRecord]],
         requests: Sequence[pages_.LogRequest],
     ) -> None:
         self.count = count
@@ -104,7 +104,7 @@ class LogTransaction:
 
     def __init__(
         self,
-        records: Sequence[pages_.LogRecord],
+        records: Sequence[pages_.OwnedRecord],
         request: pages_.LogRequest | None = None,
         known: Sequence[pages_.LogRequest] = (),
     ) -> None:
@@ -143,7 +143,7 @@ class LogJournal:
 
     # Reading.
 
-    def follows(self, page: pages_.LogPage) -> bool:
+    def follows(self, page: pages_.OwnedPage) -> bool:
         """Whether ``page`` is the next one. Otherwise pages were trimmed before they were read, and the log
         is read from its beginning."""
         return not self.last or (page.previous == self.last and page.log == self.log)
@@ -154,7 +154,9 @@ class LogJournal:
         self.pages.clear()
         self.requests.clear()
 
-    def apply(self, sequence: int, size: int, page: pages_.LogPage, body: Sequence[pages_.LogRecord]) -> None:
+    def apply(
+        self, sequence: int, size: int, page: pages_.OwnedPage, body: Sequence[pages_.OwnedRecord]
+    ) -> None:
         """The next page. ``body``: its records, if they are in other messages."""
         if page.epoch < self.epoch:
             raise errors.InvariantViolation(
@@ -201,12 +203,12 @@ class LogJournal:
 
     def next_page(
         self, waiting: deque[LogTransaction]
-    ) -> tuple[pages_.LogPage, list[tuple[LogTransaction, int]]]:
+    ) -> tuple[pages_.OwnedPage, list[tuple[LogTransaction, int]]]:
         """A page of the first ones of ``waiting``, which are removed, each with the place of its last record.
         A large transaction has a page of its own.
         """
         first = self.pages[0].sequence if self.pages else 0
-        page = pages_.LogPage(self.log, self.epoch, self.last, [], [], [], first)
+        page = pages_.OwnedPage(self.log, self.epoch, self.last, [], [], [], first)
         taken: list[tuple[LogTransaction, int]] = []
         size = 0
         while waiting:
@@ -250,7 +252,7 @@ class LogJournal:
     def rewrite(self, oldest: OldestPages, now_ms: int) -> LogTransaction:
         """The next live records of ``oldest``, as many as fit into a page. To be stored next: what is live
         may change with each page."""
-        records: list[pages_.LogRecord] = []
+        records: list[pages_.OwnedRecord] = []
         size = 0
         while oldest.records:
             position, record = oldest.records[0]

@@ -184,7 +184,7 @@ class OwnedLog:
         self._on_applied(self.position - 1)
         return True
 
-    async def _body(self, page: pages.LogPage) -> list[pages.LogRecord]:
+    async def _body(self, page: pages.OwnedPage) -> list[pages.OwnedRecord]:
         if not page.body:
             return []
         return pages.from_body([(await self._stream.get(sequence)).data for sequence in page.body])
@@ -216,14 +216,14 @@ class OwnedLog:
             if epoch <= journal.epoch:
                 raise NotOwner(f"epoch {epoch} of the log has been superseded by {journal.epoch}")
             log = journal.log or secrets.token_hex(8)
-            page = pages.LogPage(log, epoch, journal.last)
+            page = pages.OwnedPage(log, epoch, journal.last)
             try:
                 await self._store(page, [])
             except errors.Conflict:
                 continue  # the former owner was faster: read its page first
             return
 
-    async def _store(self, page: pages.LogPage, body: Sequence[pages.LogRecord]) -> int:
+    async def _store(self, page: pages.OwnedPage, body: Sequence[pages.OwnedRecord]) -> int:
         data = pages.encode(page)
         try:
             sequence = await self._stream.publish(
@@ -268,7 +268,7 @@ class OwnedLog:
             if (pending := self._pending.get(request)) is not None:
                 return api.Duplicate(await asyncio.shield(pending))
         transaction = journal_.LogTransaction(
-            [pages.LogRecord(key, value) for key, value in changes],
+            [pages.OwnedRecord(key, value) for key, value in changes],
             pages.LogRequest(request, now_ms, 0) if request else None,
         )
         future = self._submit(transaction)
@@ -376,7 +376,7 @@ class OwnedLog:
 
     async def _read_oldest(self) -> journal_.OldestPages:
         chosen = self._journal.oldest_pages()
-        records: list[tuple[int, pages.LogRecord]] = []
+        records: list[tuple[int, pages.OwnedRecord]] = []
         requests: list[pages.LogRequest] = []
         first, last = chosen[0].sequence, chosen[-1].sequence
         async for message in self._stream.read(first, last, subject=self._pages_subject):

@@ -23,7 +23,7 @@ PAGE_BYTES = 512 << 10  # of the records of a page, unless one transaction is la
 OVERHEAD_BYTES = 160  # of a page in the stream, besides its records
 
 
-class LogRecord(msgspec.Struct, frozen=True, array_like=True):
+class OwnedRecord(msgspec.Struct, frozen=True, array_like=True):
     """``version`` 0: that of its position."""
 
     key: bytes
@@ -43,7 +43,7 @@ class LogRequest(msgspec.Struct, frozen=True, array_like=True):
     position: int
 
 
-class LogPage(msgspec.Struct, frozen=True, array_like=True):
+class OwnedPage(msgspec.Struct, frozen=True, array_like=True):
     """``previous``: the sequence of the page before it. ``body``: the sequences of the messages with its
     records. A request whose position is lower than `RECORDS_MAX` is at that place of this page. ``first``:
     older pages than this sequence have been trimmed."""
@@ -51,14 +51,14 @@ class LogPage(msgspec.Struct, frozen=True, array_like=True):
     log: str
     epoch: int
     previous: int
-    records: list[LogRecord] = []
+    records: list[OwnedRecord] = []
     requests: list[LogRequest] = []
     body: list[int] = []
     first: int = 0
 
 
-_PAGES = msgspec.msgpack.Decoder(LogPage)
-_RECORDS = msgspec.msgpack.Decoder(list[LogRecord])
+_PAGES = msgspec.msgpack.Decoder(OwnedPage)
+_RECORDS = msgspec.msgpack.Decoder(list[OwnedRecord])
 
 
 def position(sequence: int, place: int = 0) -> int:
@@ -69,11 +69,11 @@ def sequence_of(position: int) -> int:
     return position >> PLACE_BITS
 
 
-def encode(page: LogPage) -> bytes:
+def encode(page: OwnedPage) -> bytes:
     return msgspec.msgpack.encode(page)
 
 
-def decode(data: bytes) -> LogPage:
+def decode(data: bytes) -> OwnedPage:
     """`errors.InvalidInput` if it is not a page."""
     try:
         return _PAGES.decode(data)
@@ -81,13 +81,13 @@ def decode(data: bytes) -> LogPage:
         raise errors.InvalidInput(f"not a page of a log: {error}") from error
 
 
-def to_body(records: Sequence[LogRecord]) -> list[bytes]:
+def to_body(records: Sequence[OwnedRecord]) -> list[bytes]:
     """Records as parts that fit into messages."""
     data = msgspec.msgpack.encode(records)
     return [data[at : at + PAGE_BYTES] for at in range(0, len(data), PAGE_BYTES)]
 
 
-def from_body(parts: Iterable[bytes]) -> list[LogRecord]:
+def from_body(parts: Iterable[bytes]) -> list[OwnedRecord]:
     try:
         return _RECORDS.decode(b"".join(parts))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -360,6 +360,33 @@ async def test_what_is_left_of_a_run_ends_when_the_agent_finds_its_leader_gone(a
     await eventually(lambda: not carriers(word))
 
 
+@pytest.mark.parametrize("operation", ["signal", "stop"])
+async def test_the_pid_of_a_process_that_has_ended_is_not_signalled(agent_host, monkeypatch, operation):
+    """While its exit code cannot be read, another process may get the pid."""
+    await agent_host.do("create", config={"command": ["sleep", "1000"], "stop_s": 0.1})
+    session, read, failed = agent_host.adapter._pid, shim.read, asyncio.Event()
+
+    def fail(*_: Any) -> shim.ShimRecord:
+        loop.call_soon_threadsafe(failed.set)
+        raise OSError(errno.EIO, "the disk is lost")
+
+    loop, signalled = asyncio.get_running_loop(), list[int]()
+    monkeypatch.setattr(shim, "read", fail)
+    monkeypatch.setattr(process, "RECORD_RETRY_S", 0.05)
+    os.killpg(session, signal.SIGKILL)
+    await failed.wait()
+    monkeypatch.setattr(os_process, "signal_session", lambda pid, number: signalled.append(pid))
+    answer = asyncio.create_task(agent_host.do("execute", operation=operation))
+    if operation == "signal":
+        assert (await answer).outcome is not messages.DecisionOutcome.DONE
+    else:
+        await asyncio.wait([answer], timeout=0.5)
+    monkeypatch.setattr(shim, "read", read)
+    await answer
+    await eventually(lambda: agent_host.seen.state is DOWN)
+    assert signalled == []
+
+
 async def test_what_left_the_session_ends_with_its_run(agent_host):
     """Otherwise each start would add one."""
     word = mark()

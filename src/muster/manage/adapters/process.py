@@ -201,8 +201,7 @@ class ProcessAdapter(base.Adapter):
 
     async def _start(self) -> None:
         config = self._require()
-        if self._has_ended and self._watching is not None:
-            await asyncio.wait([self._watching])  # what the last run started is being ended
+        await self._last_run_ended()
         if self._pid is not None:
             return
         environment = dict(os.environ) if config.user_environment else {}
@@ -243,6 +242,7 @@ class ProcessAdapter(base.Adapter):
         pid, token = self._pid, self._token()
         if pid is None:
             await os_process.kill_members(token)
+            await self._last_run_ended()
             return
         if self._watching is None or self._watching.done():
             self._watch(pid, self._command_pid)
@@ -259,10 +259,16 @@ class ProcessAdapter(base.Adapter):
         )
         await asyncio.wait([ended], timeout=max(0.0, until - loop.time()))
         if not ended.done():
-            self._signal(pid, signal.SIGKILL)
+            if self._pid is not None:
+                self._signal(pid, signal.SIGKILL)
             await asyncio.wait([ended])
         await os_process.kill_members(token, session, patience_s=until - loop.time())
         self._reason = "stopped"
+
+    async def _last_run_ended(self) -> None:
+        """Wait while what the last run started is being ended."""
+        if self._has_ended and self._watching is not None:
+            await asyncio.wait([self._watching])
 
     async def _restart(self) -> None:
         await self._stop()
@@ -389,7 +395,8 @@ class ProcessAdapter(base.Adapter):
         finally:
             end.cancel()
             await asyncio.gather(end, return_exceptions=True)
-        self._has_ended = True
+        # Another process may get the pid from now on.
+        self._pid, self._command_pid, self._has_ended = None, None, True
         if not self._followers_may_finish:  # otherwise two would run after the next start
             await os_process.kill_members(self._token(), pid if leads else None)
         if self._token():
@@ -400,7 +407,7 @@ class ProcessAdapter(base.Adapter):
             how, self._problem = f"ended because its health check failed: {self._problem}", ""
         if self._checking is not None:
             self._checking.cancel()
-        self._pid, self._command_pid, self._exit_code, self._has_ended = None, None, code, False
+        self._exit_code, self._has_ended = code, False
         self.context.runtime.pop("leader", None)
         if self._goal == "restart" and self._transition is not None and not self._transition.done():
             self._set_state(health.HealthState.STARTING, "restarting")

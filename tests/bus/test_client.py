@@ -647,3 +647,22 @@ async def test_a_client_leaves_a_frozen_broker(tmp_path, monkeypatch):
         await bus.publish("a", b"1")
         assert (await anext(inbox)).data == b"1"
         os.kill(frozen.pid, signal.SIGCONT)
+
+
+async def test_a_repetition_that_is_too_large_for_another_broker_expires(plain):
+    async with await muster.connect(plain.url) as bus:
+        await bus.subscribe("s", handler=lambda message: bus._wire.info.update(max_payload=1))
+        request = bus.request("s", b"large", timeout_s=0.3, repeat=api.Repetition(0.1))
+        with pytest.raises(errors.TimedOut):
+            await asyncio.wait_for(request, 10)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+async def test_one_bad_address_among_good_ones_opens_no_connection(plain, place, monkeypatch):
+    opened = []
+    monkeypatch.setattr(requests.RequestConnection, "open", lambda *_: opened.append(1))
+    servers = [plain.url]
+    servers.insert(place, "http://h:1")
+    with pytest.raises(errors.InvalidInput):
+        await client.connect(servers, in_order=True)
+    assert not opened

@@ -22,6 +22,7 @@ from muster.bus.client import (
     counters,
     credential_source,
     received,
+    reconnection,
     requests,
     session,
     state_listeners,
@@ -76,6 +77,8 @@ class NatsBus(lifecycle.ClosingContext):
         if not in_order:
             random.shuffle(order)
         failure: errors.MusterError | None = None
+        for server in order:
+            reconnection.parse_server(server)  # all of them, before a connection is open
         for server in order:
             self._wire = requests.RequestConnection(
                 self._identity, self._changed, self._refused, self._counts

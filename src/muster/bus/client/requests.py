@@ -219,7 +219,8 @@ class RequestConnection(connection.NatsConnection):
     def _repeat(self, question: _Question) -> None:
         if question.repetition is not None and self.is_connected and not question.future.done():
             question.attempts += 1
-            self.send(*question.repetition)
+            with contextlib.suppress(errors.LimitExceeded):  # of another broker: no repetition arrives
+                self.send(*question.repetition)
 
 
 def _forbidden_inbox() -> errors.Forbidden:

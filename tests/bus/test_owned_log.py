@@ -276,3 +276,24 @@ async def test_an_append_during_the_stop_is_in_doubt(
     await log.stop()
     with pytest.raises(errors.TimedOut):
         await asyncio.wait_for(appending, 5)
+
+
+@pytest.mark.parametrize("trims", [False, True])
+async def test_a_large_append_to_a_full_stream_is_refused_and_the_log_stays_owned(
+    opened: Open, stream: api.Stream, monkeypatch: pytest.MonkeyPatch, trims: bool
+):
+    log, _ = await opened(1)
+    for _ in range(20):
+        await log.append([(b"a", b"x" * 1000)])
+    await log.append([(b"b", b"1")])
+    if trims:
+        monkeypatch.setattr(journal, "TRIM_BYTES_MIN", 1)
+    with monkeypatch.context() as patch:
+
+        async def full(*_: object, **options: object) -> int:
+            raise errors.LimitExceeded("the stream is full")
+
+        patch.setattr(type(stream), "publish", full)
+        with pytest.raises(errors.LimitExceeded):
+            await asyncio.wait_for(log.append([(b"c", b"x" * (pages.PAGE_BYTES + 1))]), 5)
+    await log.append([(b"d", b"1")])

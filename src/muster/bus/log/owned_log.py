@@ -312,16 +312,19 @@ class OwnedLog:
         if rewrite is not None:
             self._waiting.appendleft(rewrite)
         self._confirming = None  # a later `confirm` needs a page that is sent after it
-        if self._waiting[0].is_large:
-            await self._store_body(self._waiting[0])
-        page, taken = self._journal.next_page(self._waiting)
-        self._waiting_bytes = sum(transaction.size for transaction in self._waiting)
-        body = taken[0][0].records if taken[0][0].is_large else ()
+        taken: list[tuple[journal_.LogTransaction, int]] = []
         try:
-            sequence = await self._store(page, body)
+            if self._waiting[0].is_large:
+                await self._store_body(self._waiting[0])
+            page, taken = self._journal.next_page(self._waiting)
+            self._waiting_bytes = sum(transaction.size for transaction in self._waiting)
+            sequence = await self._store(page, taken[0][0].records if taken[0][0].is_large else ())
         except errors.LimitExceeded as error:
-            if rewrite is not None:
+            if rewrite is not None or not taken:  # neither is there room for what waits
                 self._oldest = None  # read again
+                taken += [(transaction, 0) for transaction in self._waiting]
+                self._waiting.clear()
+                self._waiting_bytes = 0
             self._settle(taken, error)
             return
         except errors.MusterError as error:

@@ -170,6 +170,26 @@ def test_a_machine_that_returns_deletes_what_runs_elsewhere_now():
     play(scenario)
 
 
+def test_a_report_from_before_an_agent_was_forgotten_does_not_count():
+    async def scenario(world: RegistryWorld) -> None:
+        await world.apply("web")
+        world.net.cut("host-a")
+        assert world.registry.presence.inventories.is_empty("host-a"), "its report is older than the resource"
+        await world.client.delete("web", force=True)
+
+        async def is_silent() -> bool:
+            return await state_of(world, "host-a") != "up"
+
+        await eventually(is_silent, timeout_s=120)
+        await world.client.forget("host-a")
+        assert await world.client.forgotten() == [rows.ForgottenAgent(name="host-a")]
+        world.net.heal()
+        await until(lambda: world.registry.presence.inventories.is_empty("host-a"))
+        assert not running(world.host)
+
+    play(scenario)
+
+
 def test_a_resource_deleted_by_force_ends_when_its_machine_returns():
     async def scenario(world: RegistryWorld) -> None:
         await world.apply("web", "db")

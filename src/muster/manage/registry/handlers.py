@@ -275,7 +275,7 @@ class RegistryHandlers:
                 await self._registry.commit(changes)
         if is_revoked:
             presence.forget(agent)
-        elif changes.resources:
+        else:
             presence.inventories.expect_report(agent)
         names = heapq.nsmallest(NAMES_MAX, changes.resources)
         return rows.ForgetResult(forgotten=agent, count=len(changes.resources), resources=names)

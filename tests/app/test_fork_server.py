@@ -75,10 +75,10 @@ async def made(monkeypatch, tmp_path):
         await server.close()
 
 
-async def test_what_a_process_prints_is_in_its_log_and_no_message(made, tmp_path):
+async def test_what_a_process_prints_is_in_its_log_and_no_message(made, tmp_path, ready):
     for name in ("noisy", "quiet"):
-        await made.spawn(name, task(tmp_path, name))
-    await eventually(lambda: sorted(made.ready) == ["noisy", "quiet"])
+        await made.spawn(name, task(tmp_path, name), ready.append)
+    await eventually(lambda: sorted(ready) == ["noisy", "quiet"])
     printed = await asyncio.to_thread((tmp_path / "noisy.log").read_text)
     assert printed == "printed\nprinted by a child\n"
 

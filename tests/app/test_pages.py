@@ -28,7 +28,7 @@ BESIDE = {  # processes that a user starts beside the domain's own
     "c9": ("channel", "--name", "c9"),
     "sim": ("simulate", "sensors", "--machines", "3"),
 }
-STARTED = ("domain", "registry-1", "manager-1", "agent-local", "web", "pipeline")
+STARTED = ("domain", "registry-1", "manager-1", "agent-local", "inform", "web", "pipeline")
 SLOW = {"pipeline", "sim", "c9"}  # it takes Spark, and those who make and feed the stream it reads
 
 
@@ -63,7 +63,7 @@ async def test_every_kind_of_process_has_them(tmp_path: Path, without: set[str])
             return {endpoint.process: endpoint.url for endpoint in http_health.advertised(folder.pages)}
 
         def kind_of(name: str) -> str:
-            return name.partition("-")[0] if name.startswith(("amqp-", "web-")) else name
+            return name.partition("-")[0] if name.startswith(("amqp-", "web-", "inform-")) else name
 
         everybody = {*STARTED, *BESIDE} - without
 

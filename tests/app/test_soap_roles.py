@@ -55,15 +55,15 @@ WSMAN = {
     f"{P}/restart": "-xxxy",
 }
 CONTEXT = {
-    "begin": "-xyyy",
-    "complete": "-xyyy",
+    "begin": "-xyxy",
+    "complete": "-xyxy",
     "getStatus": "-yyyy",
     "setTimeout": "-yyyy",  # for one's own activities
     "getTimeout": "-yyyy",
     "getContents": "-yyyy",
-    "setContents": "-xyyy",
+    "setContents": "-xyxy",
 }
-_READS, _WRITES, _OF_OPERATOR = "yyyyy", "-xyyy", "-xxxy"
+_READS, _WRITES, _OF_OPERATOR = "yyyyy", "-xyxy", "-xxxy"
 UDDI = {
     **dict.fromkeys(uddi_schema.PORTS["Inquiry"], _READS),
     **dict.fromkeys(("save_business", "save_service", "save_tModel"), _WRITES),
@@ -148,7 +148,7 @@ class Soap:
         }.get(operation, "")
         id = NO_ACTIVITY
         if operation not in ("begin", "setTimeout", "getTimeout") and role != "anonymous":
-            begun = await self.context("begin", role if role != "viewer" else "user")
+            begun = await self.context("begin", role if role not in ("viewer", "agent") else "user")
             id = next(
                 node.text for node in xml.parse(begun.content).walk() if node.local == "context-identifier"
             )

@@ -45,6 +45,7 @@ RECORDED_BY_THE_SERVICE = {
 }
 #: They look, carry messages, are processes of their own, or change only the caller's own files.
 NO_ACTS = {
+    "agent orphans",
     *("agent", "agent waiting", "alert list", "alert silences", "alert watch", "activity", "authority list"),
     *(
         "broker list",

@@ -140,12 +140,11 @@ def test_text_that_is_not_unicode_is_an_error_of_the_input(muster, monkeypatch):
     assert r"\ud800 is not a character" in answer.err
 
 
-def test_a_variable_that_is_not_unicode_is_refused(muster, monkeypatch, tmp_path):
-    monkeypatch.setenv("MUSTER_HOME", f"{tmp_path}/\udcff")
+def test_a_variable_that_is_not_unicode_is_refused(muster, monkeypatch):
+    monkeypatch.setenv("MUSTER_HOME", "/\udcff")  # short: an error shows the beginning of a text
     answer = muster("init")
     assert answer.code == errors.InvalidInput.exit_code
     assert r"\udcff' is not valid UTF-8 text" in answer.err
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_debug_shows_the_traceback(muster, monkeypatch):

@@ -282,21 +282,19 @@ class RegistryEndpoint(lifecycle.ServiceContext):
     # Requests
 
     def _operations(self) -> list[server.RpcOperation]:
-        def of_process(
-            name: str, handler: server.Handler, kind: type[messages.M], *, is_charged: bool = False
-        ) -> server.RpcOperation:
+        def of_process(name: str, handler: server.Handler, kind: type[messages.M]) -> server.RpcOperation:
             return server.RpcOperation(
                 name,
                 handler,
                 audited=False,
                 decode=lambda data: messages.decode(data, kind),
-                is_charged=is_charged,
+                is_charged=name == protocol.HELLO,  # anyone may send it
             )
 
         return [
             *self._handlers.operations(),
             of_process("checkpoint", self._store_checkpoints, protocol.CheckpointBatch),
-            of_process(protocol.HELLO, self._agent_hello, protocol.AgentHello, is_charged=True),
+            of_process(protocol.HELLO, self._agent_hello, protocol.AgentHello),
             of_process("vouch.*", self._forwarded_hello, protocol.AgentHello),
             server.RpcOperation(f"vouch.*.{protocol.SECRET}", self._forwarded_secret, is_charged=False),
         ]

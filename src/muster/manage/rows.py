@@ -92,7 +92,7 @@ class AgentRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OrphanRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A resource on an agent's machine that does not belong there. ``is_deleted``: the agent is told to
+    """A resource on an agent's machine that does not belong there. ``is_deleted``: the agent is to
     delete it; otherwise it has to be applied, or applied and deleted."""
 
     name: str

@@ -262,7 +262,7 @@ class ManagementComponent:
 
     async def _revoke_forgotten(self) -> None:
         """End the credentials of forgotten agents that have deleted what they hosted. Until then they need
-        them, because only a connected agent can be told to delete something."""
+        them, because only a connected agent receives commands."""
         trust, fleet = self._context.trust, client.ManageClient(self._context.bus)
         readmitted, forgotten = set(self._readmitted), await fleet.forgotten()
         for agent in forgotten:

@@ -234,3 +234,28 @@ def test_3_8_a_message_costs_with_the_selectors_that_may_match(monkeypatch: pyte
     meta = messages.JmsMessage(properties={"place": "p7", "size": 2}).meta()[0]
     assert sorted(index.matching(meta)) == [7, 507, 1007, 1507]
     assert looked == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "expected"),
+    [
+        ("+7", K.LONG, 7),
+        ("\u0967\u0968", K.INT, 12),  # digits of any script, as in Java
+        (" 1.5 ", K.DOUBLE, 1.5),
+        ("1e3f", K.DOUBLE, 1000.0),
+        ("0x1.8p1", K.DOUBLE, 3.0),
+        ("-Infinity", K.DOUBLE, -math.inf),
+        *((text, K.LONG, None) for text in ("", " 7", "7 ", "1_000", "0x10", "7L", "9223372036854775808")),
+        *(
+            (text, K.DOUBLE, None)
+            for text in ("", "1_0.5", "inf", "nan", "1e", "0x10", "\u0967.5", "\u00a01.5")
+        ),
+    ],
+)
+def test_3_5_4_a_text_is_read_as_java_parses_it(text: str, kind: values.JavaType, expected: values.Value):
+    item = values.TypedValue(K.STRING, text)
+    if expected is None:
+        with pytest.raises(message_errors.FormatError):
+            values.read(item, kind)
+    else:
+        assert values.read(item, kind) == expected

@@ -297,3 +297,28 @@ async def test_a_large_append_to_a_full_stream_is_refused_and_the_log_stays_owne
         with pytest.raises(errors.LimitExceeded):
             await asyncio.wait_for(log.append([(b"c", b"x" * (pages.PAGE_BYTES + 1))]), 5)
     await log.append([(b"d", b"1")])
+
+
+async def test_a_refusal_after_the_page_was_trimmed_is_in_doubt(
+    opened: Open, stream: api.Stream, monkeypatch: pytest.MonkeyPatch
+):
+    """An attempt may have been stored, and its page trimmed by the next owner before the repetition."""
+    monkeypatch.setattr(journal, "TRIM_BYTES_MIN", 3_000)
+    monkeypatch.setattr(owned_log, "PURGE_PAGES", 1)
+    await stream.publish("log.other", b"keeps the first sequence of the stream")
+    log, _ = await opened(1)
+    publish = type(stream).publish
+
+    async def overtaken(self: api.Stream, *arguments: object, **options: object) -> int:
+        monkeypatch.undo()
+        monkeypatch.setattr(journal, "TRIM_BYTES_MIN", 3_000)
+        monkeypatch.setattr(owned_log, "PURGE_PAGES", 1)
+        await publish(self, *arguments, **options)  # type: ignore[arg-type]
+        other, _ = await opened(2)
+        for n in range(50):
+            await other.append([(b"hot", b"%d" % n * 200)])
+        return await publish(self, *arguments, **{**options, "message_id": None})  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(stream), "publish", overtaken)
+    with pytest.raises(errors.TimedOut, match="may have been stored"):
+        await log.append([(b"a", b"1")])

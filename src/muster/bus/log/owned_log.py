@@ -233,10 +233,12 @@ class OwnedLog:
                 expected_last_subject_sequence=page.previous,
                 timeout_s=TIMEOUT_S,
             )
-        except errors.Conflict:
+        except errors.Conflict as conflict:
             # Also if an attempt was stored whose acknowledgement was lost: no page is like another one.
             following = await self._page_after(page.previous)
             if following is None or following.data != data:
+                if following is None or _previous(following) not in (page.previous, None):
+                    raise _in_doubt(conflict) from conflict  # the page after ``previous`` was trimmed
                 raise
             sequence = following.sequence
         self._journal.apply(int(sequence), _size(data), page, body)
@@ -411,6 +413,14 @@ class OwnedLog:
             await self._stream.purge(subject=self._body_subject, before=journal.first_body() or journal.last)
         except errors.Unavailable as error:  # they are removed with the next ones
             events.warning("log-not-trimmed", log=self._pages_subject, error=error)
+
+
+def _previous(message: api.StoredMessage) -> int | None:
+    """The sequence of the page before it; None if it is not a page."""
+    try:
+        return pages.decode(message.data).previous
+    except errors.InvalidInput:
+        return None
 
 
 def _size(data: bytes) -> int:

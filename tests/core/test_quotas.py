@@ -27,8 +27,7 @@ def test_what_is_checked_before_it_is_stored_never_exceeds_the_quota(steps):
         assert all(number <= 3 and size <= 100 for number, size in model.values())
         assert stored.of(identity) == model[identity]
     assert stored.bytes == sum(size for _, size in model.values())
-    shown = {row["identity"]: (row["items"], row["bytes"]) for row in stored.largest()}
-    assert shown == {identity: amounts for identity, amounts in model.items() if any(amounts)}
+    assert {identity: stored.of(identity) for identity in model} == model
 
 
 def test_no_limit():

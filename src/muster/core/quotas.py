@@ -6,13 +6,9 @@ it. What makes room, such as a deletion, is never refused. Pure.
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass
-from typing import Any
 
 from muster.core import errors
-
-SHOWN = 5
 
 #: Roles whose requests follow from the work of the domain, or make room in it: they have no quota.
 EXEMPT_ROLES = frozenset({"operator", "bootstrap", "gateway", "web"})
@@ -48,11 +44,6 @@ class StoredAmounts:
     def of(self, identity: str) -> tuple[int, int]:
         """Items and bytes."""
         return self._of.get(identity, (0, 0))
-
-    def largest(self) -> list[dict[str, Any]]:
-        """The identities that have most bytes, and then most items, for a status."""
-        largest = heapq.nlargest(SHOWN, self._of.items(), key=lambda entry: entry[1][::-1])
-        return [{"identity": name, "items": items, "bytes": size} for name, (items, size) in largest]
 
     def check(self, identity: str, quota: Quota, items: int, size: int = 0) -> None:
         """`errors.LimitExceeded` if so much more exceeds the quota."""

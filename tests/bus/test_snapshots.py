@@ -49,6 +49,16 @@ async def test_a_stream_of_many_pieces(bus: client.NatsBus):
     assert await restored(bus, snapshot, pieces) == contents
 
 
+async def test_a_stream_has_another_mark_after_each_restore(bus: client.NatsBus):
+    await fill(bus, 1, 10)
+    marks = [(await (await bus.stream(SETTINGS)).state()).restored]
+    for _ in range(2):
+        await restored(bus, *await take(bus))
+        marks.append((await (await bus.stream(SETTINGS)).state()).restored)
+    assert marks[0] == ""
+    assert len(set(marks)) == 3
+
+
 async def test_two_at_once_under_one_identity(connect: Callable[[str], asyncio.Future[client.NatsBus]]):
     first, two = await connect("admin"), await connect("admin")
     contents = await fill(first, 60, 300_000)  # more than a broker sends without an acknowledgement

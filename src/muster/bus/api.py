@@ -179,6 +179,7 @@ class StreamState:
     consumers: int
     now_ns: int  # the time of the broker that replied
     created_ns: int  # another stream of the same name has another one
+    restored: str = ""  # which restore of a backup created the stream; empty: none did
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 The broker creates a consistent snapshot and sends it in chunks, each of which is acknowledged. The format of
 the bytes (messages with their sequences and times, consumers with their positions) is internal to NATS.
-Sequences matter: they are the epochs of leases, the versions of contexts and the positions of readers.
+Sequences matter: they are the epochs of leases, the versions of contexts and the positions of readers. Those
+after the snapshot are assigned a second time, so a restored stream has a mark (`api.StreamState.restored`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from muster.bus import api
 from muster.bus.client import client
 from muster.bus.streams import jetstream
+from muster.bus.streams import stream as nats_stream
 from muster.core import errors, subjects
 
 PIECE_BYTES = 128 << 10
@@ -59,6 +61,8 @@ async def restore(
 ) -> None:
     """Create the stream from its snapshot; `errors.AlreadyExists` if a stream of its name exists."""
     name = subjects.token(config["name"])
+    mark = {nats_stream.RESTORED_KEY: secrets.token_hex(8)}
+    config = config | {"metadata": (config.get("metadata") or {}) | mark}
     try:
         answer = await bus.storage.call(
             f"STREAM.RESTORE.{name}",

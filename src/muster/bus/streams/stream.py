@@ -149,6 +149,7 @@ _BUDGET = ("max_bytes", "max_age", "discard", "num_replicas")
 #: stream of a higher one.
 FORMAT = 1
 FORMAT_KEY = "muster.format"
+RESTORED_KEY = "muster.restored"
 
 
 def _check_format(config: dict[str, Any]) -> None:
@@ -260,6 +261,7 @@ class NatsStream(publisher.StreamPublisher):
             consumers=state["consumer_count"],
             now_ns=jetstream.nanoseconds(info["ts"]),
             created_ns=jetstream.nanoseconds(info["created"]),
+            restored=(info["config"].get("metadata") or {}).get(RESTORED_KEY, ""),
         )
 
     async def get(self, sequence: int) -> api.StoredMessage:

@@ -86,7 +86,7 @@ test-wheels: setup ## the wheel in bare environments: without extras, and with e
 	@$(BIN)/python -m tools.wheels $(EXTRAS)
 
 docs: setup ## the documentation site, in site/ (links are checked); make docs SERVE=1 shows it
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs $(if $(SERVE),serve,build --strict)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs $(if $(SERVE),serve,build --strict)
 
 check: setup $(VENV)/.spark ## lint, types and architecture
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

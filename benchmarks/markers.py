@@ -3,13 +3,11 @@
     <!-- bench:bus:request p50 -->0.21 ms<!-- /bench -->            our figure with its unit
     <!-- bench:bus:request p50:peer -->0.25 ms<!-- /bench -->       or: peer, paper, goal, ratio
     <!-- bench-date:bus -->2026-11-16<!-- /bench-date -->                when
-    <!-- bench-table:bus -->                                        the whole table
-    <!-- /bench-table -->
 
 A ``*`` in a metric stands for any text, such as the size of a fleet that differs from run to run.
 
-``make bench`` fills them after every run; a test compares them with the files.  A table without a result
-states the command that fills it; a single figure without one is an error.
+``make bench`` fills them after every run; a test compares them with the files.  A figure without a result is
+an error.  Whole tables (`markdown`) are in the documentation site only.
 """
 
 from __future__ import annotations
@@ -30,7 +28,6 @@ SAMPLES_MIN = 1000  # of a p50 or p99 that is worth quoting
 _FIGURE = re.compile(r"(<!-- bench:([\w-]+):([^>]+?) -->)(.*?)(<!-- /bench -->)", re.DOTALL)
 _DATE = re.compile(r"(<!-- bench-date:([\w-]+) -->)(.*?)(<!-- /bench-date -->)", re.DOTALL)
 _PERCENTILE = re.compile(r"\bp\d{2}\b")
-_TABLE = re.compile(r"(<!-- bench-table:([\w-]+) -->\n)(.*?)(<!-- /bench-table -->)", re.DOTALL)
 
 
 def figure(value: float | None) -> str:
@@ -59,10 +56,6 @@ def load_labels(loads: Iterable[str]) -> dict[str, str]:
     return {load: f"L{number}" for number, load in enumerate(different, 1)}
 
 
-def table_names(text: str) -> list[str]:
-    return [match[2] for match in _TABLE.finditer(text)]
-
-
 def figure_names(text: str) -> set[str]:
     """The benchmarks of the single figures in a text."""
     return {match[2] for match in _FIGURE.finditer(text)}
@@ -85,15 +78,10 @@ def fill(text: str, results: pathlib.Path) -> str:
         unit = "" if field == "ratio" else f" {row['unit']}"
         return f"{match[1]}{figure(row[field])}{unit}{match[5]}"
 
-    def replace_table(match: re.Match[str]) -> str:
-        if not (results / f"{match[2]}.json").exists():
-            return f"{match[1]}No result is stored yet: `make bench-{match[2]}`.\n{match[4]}"
-        return f"{match[1]}{markdown(_load(results, match[2]))}{match[4]}"
-
     def replace_date(match: re.Match[str]) -> str:
         return f"{match[1]}{_load(results, match[2])['machine']['date']}{match[4]}"
 
-    return _TABLE.sub(replace_table, _DATE.sub(replace_date, _FIGURE.sub(replace_figure, text)))
+    return _DATE.sub(replace_date, _FIGURE.sub(replace_figure, text))
 
 
 def missing(name: str, metrics: Sequence[str], root: pathlib.Path = ROOT) -> list[str]:
@@ -149,8 +137,7 @@ def markdown(result: dict[str, Any]) -> str:
     about = result["machine"]
     lines.append(
         f"\n{about['cpu']}, {about['cores']} cores, {about['memory_gib']} GiB, Python {about['python']}, "
-        f"nats-server {about['nats_server']}, {about['date']} ({about['run']} run); "
-        f"[plot](../benchmarks/results/{result['name']}.png)."
+        f"nats-server {about['nats_server']}, {about['date']} ({about['run']} run)."
     )
     return "\n".join(lines) + "\n"
 

@@ -2,17 +2,33 @@
 
 Texts at the top of the repository become pages, and every other file that a page links to becomes a file of
 the site, under ``source/``. Links are rewritten, so that they work in the repository and in the site.
+
+What is made from the code or from stored results is not stored in docs/: the generated pages are added here,
+and a line that consists of a link to results, such as ``[Results](../benchmarks/results/bus.json)``, becomes
+their table. ``python -m tools.site PAGE`` prints a page, for example ``reference/settings.md``.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import posixpath
 import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mkdocs.structure.files import File, Files
-from mkdocs.structure.pages import Page
+from benchmarks import markers
+from tests.faults import table as faults
+from tests.fuzz import result as fuzz
+from tests.soak import result as soak
+from tests.storm import __main__ as storm
+from tools.reference import cli, file_formats, rest, settings, wire
+
+if TYPE_CHECKING:
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -25,12 +41,43 @@ PAGES = {
     "deploy.md": "deploy/README.md",
     "reporting.md": "SECURITY.md",
 }
+#: Pages made from the code, by their path.
+GENERATED: dict[str, Callable[[], str]] = {
+    "reference/cli.md": cli.render_page,
+    "reference/manifest.md": file_formats.render_page,
+    "reference/rest.md": rest.render_page,
+    "reference/settings.md": settings.render_page,
+    "reference/wire.md": wire.render_page,
+}
+#: Tables made from results, by the folder of their file.
+TABLES: dict[str, Callable[[Any], str]] = {
+    "benchmarks/results": markers.markdown,
+    "tests/faults": faults.markdown,
+    "tests/fuzz": fuzz.markdown,
+    "tests/soak": soak.markdown,
+    "tests/storm": storm.markdown,
+}
+RESULTS = re.compile(r"^\[Results[^\]]*\]\(([^)#\s]+\.json)\)$", re.MULTILINE)
 LINK = re.compile(r"(?<=\]\()([^)#\s]*)(#[^)\s]*)?(?=\))")
 
 
 def source_of(uri: str) -> Path:
-    """The file that a page is made of."""
+    """The file that a page is made of; it need not exist if the page is generated."""
     return ROOT / PAGES[uri] if uri in PAGES else DOCS / uri
+
+
+@functools.cache
+def text_of(uri: str) -> str:
+    """The Markdown of a page, with the tables of results."""
+    source = source_of(uri)
+
+    def table(match: re.Match[str]) -> str:
+        file = (source.parent / match[1]).resolve()
+        make = TABLES[file.parent.relative_to(ROOT).as_posix()]
+        return f"{make(json.loads(file.read_text()))}\n{match[0]}"
+
+    text = GENERATED[uri]() if uri in GENERATED else source.read_text()
+    return RESULTS.sub(table, text)
 
 
 def uri_of(path: Path) -> str:
@@ -46,9 +93,8 @@ def uri_of(path: Path) -> str:
 
 def targets(uri: str) -> set[Path]:
     """The files that a page links to."""
-    source = source_of(uri)
-    links = {match[1] for match in LINK.finditer(source.read_text()) if match[1] and "://" not in match[1]}
-    return {(source.parent / link).resolve() for link in links}
+    links = {match[1] for match in LINK.finditer(text_of(uri)) if match[1] and "://" not in match[1]}
+    return {(source_of(uri).parent / link).resolve() for link in links}
 
 
 def rewritten(markdown: str, uri: str) -> str:
@@ -64,8 +110,11 @@ def rewritten(markdown: str, uri: str) -> str:
 
 
 def on_files(files: Files, config: Any, **_: object) -> Files:
-    for uri, name in PAGES.items():
-        files.append(File.generated(config, uri, content=(ROOT / name).read_text()))
+    from mkdocs.structure.files import File
+
+    text_of.cache_clear()  # `mkdocs serve` builds the site again after a change
+    for uri in (*PAGES, *GENERATED):
+        files.append(File.generated(config, uri, content=text_of(uri)))
     for page in files.documentation_pages():
         for path in targets(page.src_uri):
             uri = uri_of(path)
@@ -74,5 +123,9 @@ def on_files(files: Files, config: Any, **_: object) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    return rewritten(markdown, page.file.src_uri)
+def on_page_markdown(_markdown: str, page: Page, **_: object) -> str:
+    return rewritten(text_of(page.file.src_uri), page.file.src_uri)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(text_of(sys.argv[1]))

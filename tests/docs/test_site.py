@@ -19,7 +19,8 @@ import muster
 from tools import docstrings, site
 
 CONFIG = yaml.safe_load((site.ROOT / "mkdocs.yml").read_text())
-URIS = sorted([*site.PAGES, *(path.relative_to(site.DOCS).as_posix() for path in site.DOCS.rglob("*.md"))])
+STORED = [path.relative_to(site.DOCS).as_posix() for path in site.DOCS.rglob("*.md")]
+URIS = sorted([*site.PAGES, *site.GENERATED, *STORED])
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
@@ -37,7 +38,7 @@ def entries(nav: Any) -> Iterator[str]:
 @functools.cache
 def anchors(path: Path) -> set[str]:
     """The anchors of the headings of a page, as Python-Markdown makes them."""
-    titles = HEADING.findall(FENCE.sub("", path.read_text()))
+    titles = HEADING.findall(FENCE.sub("", site.text_of(site.uri_of(path))))
     plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title) for title in titles]
     return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower()) for title in plain}
 
@@ -50,7 +51,7 @@ def test_every_page_is_in_the_navigation_once():
 def test_links_lead_to_files_and_headings(uri: str):
     source = site.source_of(uri)
     broken = []
-    for match in site.LINK.finditer(FENCE.sub("", source.read_text())):
+    for match in site.LINK.finditer(FENCE.sub("", site.text_of(uri))):
         link, anchor = match[1], (match[2] or "").removeprefix("#")
         if "://" in link:
             continue
@@ -74,6 +75,19 @@ def test_links_lead_to_files_and_headings(uri: str):
 )
 def test_links_of_the_repository_become_links_of_the_site(uri: str, link: str, expected: str):
     assert site.rewritten(f"[a]({link})", uri) == f"[a]({expected})"
+
+
+@pytest.mark.parametrize("uri", site.GENERATED)
+def test_a_generated_page_is_stable_and_not_stored(uri: str):
+    page = site.GENERATED[uri]()
+    assert page.startswith("# ")
+    assert page == site.GENERATED[uri]()
+    assert not site.source_of(uri).exists()
+
+
+def test_a_link_to_results_becomes_their_table():
+    page = site.text_of("benchmarks.md")
+    assert page.count("| metric | ours |") == len(site.RESULTS.findall(page)) > 10
 
 
 def test_the_api_reference_names_what_is_public():
@@ -105,5 +119,7 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path):
     assert result.returncode == 0, result.stderr
     page = (tmp_path / "site" / "reference" / "python.html").read_text()
     assert "publish" in page
+    assert "muster up" in (tmp_path / "site" / "reference" / "cli.html").read_text()
+    assert "<th>metric</th>" in (tmp_path / "site" / "benchmarks.html").read_text()
     assert (tmp_path / "site" / "search" / "search_index.json").exists()
     assert (tmp_path / "site" / "source" / "examples" / "service.py").exists()

@@ -4,7 +4,6 @@ make faults                                            every fault that this mac
 make faults NEMESIS=kill-broker,freeze-broker          only these faults
 make faults WORKLOAD=contexts,queues SECONDS=30 SEED=7
 python -m tests.faults check FOLDER                    check stored histories again
-python -m tests.faults table                           write the table of docs/reliability.md
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="make faults", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("command", nargs="?", choices=["run", "check", "table"], default="run")
+    parser.add_argument("command", nargs="?", choices=["run", "check"], default="run")
     parser.add_argument("folder", nargs="?", type=Path, help="of the histories")
     parser.add_argument("--workload", default="", help=f"of {', '.join(checker.WORKLOADS)}; all by default")
     parser.add_argument("--nemesis", default="", help=f"of {', '.join(nemesis.FAULTS)}; all by default")
@@ -33,8 +32,6 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=1, help="of each fault (1)")
     parser.add_argument("--save", action="store_true", help="add the results to those of the documentation")
     arguments = parser.parse_args()
-    if arguments.command == "table":
-        return table.write()
     folder = arguments.folder or Path("tests") / "artefacts" / "faults" / time.strftime("%Y%m%d-%H%M%S")
     if arguments.command == "check":
         results = [result for file in sorted(folder.glob("*.jsonl")) for result in checker.check(file)]

@@ -1,11 +1,11 @@
-"""The table of docs/reliability.md, from stored results: killed and frozen side by side."""
+"""The table of stored results: killed and frozen side by side."""
 
 from __future__ import annotations
 
 import collections
-import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -13,8 +13,6 @@ from tests.faults import checker, nemesis
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).parent / "results.json"
-PAGE = ROOT / "docs" / "reliability.md"
-BEGIN, END = "<!-- faults -->", "<!-- /faults -->"
 
 
 def load() -> list[checker.Result]:
@@ -75,19 +73,12 @@ def _runs(by_verb: dict[str, list[checker.Result]]) -> str:
     return " + ".join(str(len(group)) for group in by_verb.values())
 
 
-def section(results: list[checker.Result]) -> str:
+def markdown(stored: Any) -> str:
+    """The table of the documentation."""
+    results = msgspec.convert(stored, list[checker.Result])
     dates = sorted({result.date for result in results})
     loads = [result.load for result in results]
-    about = (
+    return (
         f"Measured {' to '.join(dict.fromkeys((dates[0], dates[-1])))}; load of the machine (two cores) when "
-        f"the runs began: {min(loads):.1f} to {max(loads):.1f}.\n\n"
-        if results
-        else ""
+        f"the runs began: {min(loads):.1f} to {max(loads):.1f}.\n\n{text(results)}"
     )
-    return f"{BEGIN}\n\n{about}{text(results)}\n{END}"
-
-
-def write() -> int:
-    page = PAGE.read_text()
-    PAGE.write_text(re.sub(f"{BEGIN}.*{END}", lambda _: section(load()), page, count=1, flags=re.DOTALL))
-    return 0

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from tests.faults import checker, history, nemesis, table
+from tools import site
 
 pytestmark = pytest.mark.asyncio
 
@@ -75,7 +77,7 @@ async def test_a_client_that_never_works_again_is_unavailable_until_the_end(tmp_
     assert checker.longest_gap_s(story, ("acknowledge",), since_s, since_s + 9.0) == 0.0
 
 
-async def test_the_table_of_the_documentation_is_that_of_the_stored_results():
+async def test_the_documentation_has_a_row_for_every_stored_result():
     results = table.load()
     assert {result.fault for result in results} <= set(nemesis.FAULTS)
-    assert table.section(results) in table.PAGE.read_text(), "python -m tests.faults table"
+    assert table.markdown(json.loads(table.RESULTS.read_text())) in site.text_of("reliability.md")

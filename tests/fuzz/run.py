@@ -188,7 +188,7 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(prog="make fuzz", description=description)
     options.add_argument("targets", nargs="?", default="", help="names, separated by commas; all by default")
     options.add_argument("inputs", nargs="?", type=int)
-    options.add_argument("--save", action="store_true", help="add the results to those of docs/testing.md")
+    options.add_argument("--save", action="store_true", help="add the results to those of the documentation")
     return options
 
 

@@ -6,5 +6,5 @@
 - `faults`: kills and freezes one process after the other.
 - `sizes`: memory, descriptors, threads, tasks and stored bytes of every process, every ten seconds.
 - `trends`: slopes by robust regression, and whether a size is level. Pure.
-- `result`: the verdict as text, JSON and a plot, and its block in docs/reliability.md.
+- `result`: the verdict as text, JSON and a plot, and its tables in the documentation.
 """

@@ -134,7 +134,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--no-spark", action="store_true")
     parser.add_argument("--keep", type=pathlib.Path, help="keep the home and all samples here")
-    parser.add_argument("--write", action="store_true", help="store the result and fill docs/reliability.md")
+    parser.add_argument("--write", action="store_true", help="store the result for the documentation")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="muster-soak-") as folder:
         home = options.keep or pathlib.Path(folder) / "home"

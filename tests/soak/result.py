@@ -1,10 +1,9 @@
-"""The verdict of a run: as text, as JSON, as a plot, and as a block of docs/reliability.md."""
+"""The verdict of a run: as text, as JSON, as a plot, and as tables of the documentation."""
 
 from __future__ import annotations
 
 import json
 import pathlib
-import re
 from typing import Any
 
 from muster.core.formats import line_plot
@@ -13,9 +12,7 @@ from tests.soak import sizes, trends
 ROOT = pathlib.Path(__file__).parents[2]
 FILE = pathlib.Path(__file__).parent / "result.json"
 PLOT = ROOT / "docs" / "pictures" / "soak.svg"
-PAGE = ROOT / "docs" / "reliability.md"
 MEGABYTE = 1e6
-_BLOCK = re.compile(r"(<!-- soak -->\n).*?(<!-- /soak -->)", re.DOTALL)
 UNITS = {"memory": ("MB", MEGABYTE), "bytes": ("MB", MEGABYTE)}
 
 
@@ -62,8 +59,8 @@ def _summary(result: dict[str, Any]) -> str:
     )
 
 
-def block(result: dict[str, Any]) -> str:
-    """The part of the page: acknowledged work, and every size that grows or is largest of its kind."""
+def markdown(result: dict[str, Any]) -> str:
+    """Tables of acknowledged work, and every size that grows or is largest of its kind."""
     lines = [
         f"{_summary(result)} ({result['date']}).",
         "",
@@ -98,14 +95,9 @@ def block(result: dict[str, Any]) -> str:
     return "\n".join(lines) + ("\n" if result["violations"] else "")
 
 
-def filled(page: str, result: dict[str, Any]) -> str:
-    return _BLOCK.sub(lambda match: f"{match[1]}{block(result)}{match[2]}", page)
-
-
 def write(result: dict[str, Any], series: sizes.Series) -> None:
     FILE.write_text(json.dumps(result, indent=1) + "\n")
     PLOT.write_text(plot(series))
-    PAGE.write_text(filled(PAGE.read_text(), result))
 
 
 def plot(series: sizes.Series) -> str:

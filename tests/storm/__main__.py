@@ -9,17 +9,13 @@ import datetime
 import json
 import os
 import pathlib
-import re
 import sys
 import tempfile
 from typing import Any
 
 from tests.storm import domain, fleet_process
 
-ROOT = pathlib.Path(__file__).parents[2]
 FILE = pathlib.Path(__file__).parent / "result.json"
-PAGE = ROOT / "docs" / "reliability.md"
-_BLOCK = re.compile(r"(<!-- storm -->\n).*?(<!-- /storm -->)", re.DOTALL)
 ROWS = (
     ("another broker process runs", "replaced_s"),
     ("half of the agents are connected", "half_s"),
@@ -31,7 +27,7 @@ ROWS = (
 )
 
 
-def block(result: dict[str, Any]) -> str:
+def markdown(result: dict[str, Any]) -> str:
     lines = [
         f"{result['agents']:,} agents, one connection and one resource each, and {result['sensors']:,} "
         f"sensors behind {result['channels']} connections, on {result['cores']} cores that they share with "
@@ -66,16 +62,12 @@ def _listed(amounts: dict[str, float], unit: str) -> str:
     return f"{sum(amounts.values()):.1f} {unit} ({parts})"
 
 
-def filled(page: str, result: dict[str, Any]) -> str:
-    return _BLOCK.sub(lambda match: f"{match[1]}{block(result)}{match[2]}", page)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make storm", description=__doc__)
     parser.add_argument("--agents", type=int, default=10_000)
     parser.add_argument("--sensors", type=int, default=100_000)
     parser.add_argument("--processes", type=int, default=4, help="that hold the agents")
-    parser.add_argument("--write", action="store_true", help="store the result and fill docs/reliability.md")
+    parser.add_argument("--write", action="store_true", help="store the result for the documentation")
     options = parser.parse_args()
     # A broker that ends may still write.
     with tempfile.TemporaryDirectory(prefix="muster-storm-", ignore_cleanup_errors=True) as folder:
@@ -87,10 +79,9 @@ def main() -> int:
         "cores": os.cpu_count(),
         "channels": fleet_process.CHANNELS,
     }
-    sys.stdout.write(block(result))
+    sys.stdout.write(markdown(result))
     if options.write:
         FILE.write_text(json.dumps(result, indent=1) + "\n")
-        PAGE.write_text(filled(PAGE.read_text(), result))
     return 0 if storm.is_over else 1
 
 

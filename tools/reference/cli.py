@@ -1,7 +1,4 @@
-"""Generates the reference page of the ``muster`` command.
-
-A test compares it with docs/reference/cli.md; ``REWRITE=1 pytest tests/cli`` regenerates the file.
-"""
+"""Generates the reference page of the ``muster`` command."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from muster.core import errors
 _HEAD = """\
 # The `muster` command
 
-Generated from the source; do not edit. Terms are explained in the [glossary](../glossary.md).
+Terms are explained in the [glossary](../glossary.md).
 
 - Results go to stdout, everything else to stderr. `-o json` and `-o yaml` carry more fields than tables show.
   Streams (`muster sub`) are printed as one JSON object per line, or one YAML document each. Errors are

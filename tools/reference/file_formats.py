@@ -1,8 +1,4 @@
-"""The reference page of the files that people write, generated from their types.
-
-A test compares it with docs/reference/manifest.md;
-``REWRITE=1 pytest tests/app/test_file_formats.py`` regenerates it.
-"""
+"""The reference page of the files that people write, generated from their types."""
 
 from __future__ import annotations
 
@@ -22,12 +18,11 @@ from muster.manage.adapters import health_checks, http, plugins, process
 from muster.pipeline.alerts import notifications, rules
 
 
-def reference() -> str:
-    """The text of docs/reference/manifest.md."""
-    return "\n".join(_reference()) + "\n"
+def render_page() -> str:
+    return "\n".join(_lines()) + "\n"
 
 
-def _reference() -> Iterator[str]:
+def _lines() -> Iterator[str]:
     yield "# Manifests, rules, responses and reactions"
     yield ""
     yield "The files that people write, in YAML. `muster schema FORMAT` prints the JSON Schema of a format"

@@ -1,7 +1,4 @@
-"""Generates the reference page of the REST API from its OpenAPI document. Pure.
-
-A test compares it with docs/reference/rest.md; ``REWRITE=1 pytest tests/web/test_openapi.py`` regenerates it.
-"""
+"""Generates the reference page of the REST API from its OpenAPI document."""
 
 from __future__ import annotations
 
@@ -11,8 +8,6 @@ from muster.web import server
 
 _HEAD = """\
 # REST API
-
-<!-- Generated from the source: REWRITE=1 pytest tests/web/test_openapi.py -->
 
 The API provides all data and operations of the dashboard under `/api/v1`. The running process serves the
 complete OpenAPI document, with all schemas, at `/api/v1/openapi.json`. Terms are explained in the

@@ -1,13 +1,10 @@
-"""The reference page of all settings, generated from their types.
-
-A test compares it with docs/reference/settings.md;
-``REWRITE=1 pytest tests/app/test_settings.py`` regenerates it.
-"""
+"""The reference page of all settings, generated from their types."""
 
 from __future__ import annotations
 
 import msgspec
 
+from muster.app import settings as app_settings
 from muster.core import units
 from muster.core.formats import toml
 from muster.core.settings import sections
@@ -15,14 +12,12 @@ from muster.core.settings import sections
 _UNITS = {"w": 604_800, "d": 86_400, "h": 3_600, "m": 60, "s": 1}
 
 
-def reference(schema: type[msgspec.Struct]) -> str:
-    """The reference page of all settings, in Markdown."""
+def render_page(schema: type[msgspec.Struct] = app_settings.Settings) -> str:
     lines = [
         "# Settings",
         "",
-        "Generated from the source; do not edit. The sources of a value are the default, the TOML file, the",
-        "environment and flags (`--set bus.lease_ttl_s=20s`); later ones override earlier ones. Unknown keys",
-        "are errors.",
+        "The sources of a value are the default, the TOML file, the environment and flags",
+        "(`--set bus.lease_ttl_s=20s`); later ones override earlier ones. Unknown keys are errors.",
         "Durations and sizes are numbers, or text such as `15s` and `64MiB`.",
     ]
     titles = _section_titles(schema(), ())

@@ -1,7 +1,4 @@
-"""The reference page of subjects and messages, generated from the protocol docstrings and the roles.
-
-A test compares it with docs/reference/wire.md; ``REWRITE=1 pytest tests/app/test_wire.py`` regenerates it.
-"""
+"""The reference page of subjects and messages, generated from the protocol docstrings and the roles."""
 
 from __future__ import annotations
 
@@ -43,8 +40,6 @@ SHARED = (messages, columns)
 
 _HEAD = """\
 # Subjects and messages
-
-<!-- Generated from the code: REWRITE=1 pytest tests/app/test_wire.py -->
 
 The messages between Muster's processes, and the roles that may publish and receive them. A user's topic `a/b`
 is the broker's subject `topic.a.b` (over MQTT: `topic/a/b`); all other subjects begin with `muster.`, and the

@@ -1,7 +1,7 @@
-"""The formats of the files that people write: JSON Schema for editors, reference page, complete examples.
+"""The formats of the files that people write: JSON Schema for editors, complete examples.
 
-Everything is derived from the types that read the files.  `muster schema` prints a schema, and
-``docs/reference/manifest.md`` is `reference`.
+Everything is derived from the types that read the files.  `muster schema` prints a schema; the
+page of manifests in the documentation lists all fields.
 """
 
 from __future__ import annotations

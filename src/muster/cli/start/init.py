@@ -9,7 +9,7 @@ from muster.cli.domain import config as config_
 
 _HEAD = """\
 # Settings of this domain. `muster config print` shows all of them and where each comes from;
-# docs/reference/settings.md explains each one.
+# the page "Settings" of the documentation explains each one.
 """
 
 

@@ -42,9 +42,9 @@ async def _rows(folder: pathlib.Path, seconds: float) -> list[harness.Row]:
     settings = config.BrokerConfig(name="broker", directory=folder / "broker")
     async with broker.Broker(settings) as served:
         encoded = msgspec.json.encode(inform_worlds.inform_settings(replicas=1)).decode()
-        store = f"sqlite:{folder}/n.db"
+        view = f"{folder}/n.db"
         with measure.Worker(
-            "benchmarks.inform_worker", served.url, "n", store, encoded, admission.SHARE
+            "benchmarks.inform_worker", served.url, "n", view, encoded, admission.SHARE
         ) as node:
             node.hear()
             async with await client.connect((served.url,), identity="quiet") as bus:

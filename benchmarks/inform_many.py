@@ -30,7 +30,7 @@ async def rows(url: str, folder: pathlib.Path, contexts: int, memory_bytes: int)
     inform_worlds.make(folder)
     chosen = inform_worlds.inform_settings(memory_bytes=memory_bytes, tombstone_s=1e9)
     encoded = msgspec.json.encode(chosen).decode()
-    arguments = ("benchmarks.inform_worker", url, "big", f"sqlite:{folder}/big.db", encoded)
+    arguments = ("benchmarks.inform_worker", url, "big", f"{folder}/big.db", encoded)
     with measure.Worker(*arguments) as first_time:
         filled = await asyncio.to_thread(first_time.hear, timeout_s=FIRST_START_S_MAX)
         await _saved(folder)

@@ -64,7 +64,7 @@ async def rows(url: str, folder: pathlib.Path, count: int) -> list[harness.Row]:
         chosen = msgspec.json.encode(inform_worlds.inform_settings(replicas=1)).decode()
         inform_worlds.make(folder)
         worker = stack.enter_context(
-            measure.Worker("benchmarks.inform_worker", url, "peer", f"sqlite:{folder}/peer.db", chosen)
+            measure.Worker("benchmarks.inform_worker", url, "peer", f"{folder}/peer.db", chosen)
         )
         worker.hear()
         bus = await stack.enter_async_context(await client.connect((url,), identity="c"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pathlib
 import sys
 import time
 
@@ -21,14 +22,13 @@ from muster.bus.client import client
 from muster.bus.rpc import admission
 from muster.inform import settings
 from muster.inform.node import node as node_node
-from muster.store import database
 
 
 def echo_of(name: str) -> str:
     return f"topic.bench.echo.{name}"
 
 
-async def main(url: str, name: str, store_url: str, expected: str, share: str = "100") -> None:
+async def main(url: str, name: str, view: str, expected: str, share: str = "100") -> None:
     admission.of_loop(asyncio.get_running_loop()).share = float(share)
     chosen = msgspec.json.decode(expected, type=settings.InformSettings)
     empty_bytes = measure.resident_bytes(os.getpid())
@@ -37,8 +37,8 @@ async def main(url: str, name: str, store_url: str, expected: str, share: str = 
     def echo(message: api.Message) -> None:
         message.respond_now(message.data)
 
-    async with await client.connect((url,), identity=name) as bus, await database.open(store_url) as store:
-        node = await node_node.start(bus, settings=chosen, store=store, max_bytes=4 << 30)
+    async with await client.connect((url,), identity=name) as bus:
+        node = await node_node.start(bus, settings=chosen, view=pathlib.Path(view), max_bytes=4 << 30)
         await bus.subscribe(echo_of(name), handler=echo)
         facts = {
             "start_s": time.perf_counter() - begun,

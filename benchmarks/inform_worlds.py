@@ -72,7 +72,7 @@ async def fleet(
         started = [
             workers.enter_context(
                 measure.Worker(
-                    "benchmarks.inform_worker", there, f"b{number}", f"sqlite:{folder}/b{number}.db", encoded
+                    "benchmarks.inform_worker", there, f"b{number}", f"{folder}/b{number}.db", encoded
                 )
             )
             for number in range(others)

@@ -73,7 +73,7 @@ async def beside(version: Version, home: Path, suffix: str) -> AsyncIterator[Non
             ((*worker, "manager", f"manager-{suffix}"), f"is ready: Muster {version.number}"),
             ((*worker, "agent", f"agent-{suffix}"), f"is ready: Muster {version.number}"),
             (
-                ("-m", "muster", "inform", "node", "--name", node, "--store", f"sqlite:{home}/{node}.db"),
+                ("-m", "muster", "inform", "node", "--name", node, "--view", f"{home}/{node}.db"),
                 "is up",
             ),
         ):

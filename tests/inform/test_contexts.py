@@ -15,7 +15,6 @@ from muster.inform import access_rules, client, protocol
 from muster.inform import settings as settings_
 from muster.inform.node import node as node_node
 from muster.inform.node.log import context_log
-from muster.store import database
 from muster.testing.eventually import eventually
 
 
@@ -272,29 +271,29 @@ async def test_a_context_stamped_by_a_clock_that_ran_ahead_is_written_on(start_n
 
 
 async def test_a_node_starts_with_its_view_and_reads_on(start_node, inform, tmp_path):
-    async with await database.open(f"sqlite:{tmp_path / 'view.db'}") as store:
-        first = await start_node("n1", store=store)
-        await inform.put("a", b"1")
-        await inform.put("gone", b"1")
-        await inform.delete("gone")
-        await first.close()
-        other = await start_node("n2")
-        await client.InformClient(inform._bus, node="n2").put("b", b"2")
-        again = await start_node("n1", store=store)
-        assert again.reader.local("a").value == b"1"
-        assert again.reader.local("gone") is None
-        assert again.state.position == other.state.position
+    file = tmp_path / "view.db"
+    first = await start_node("n1", view=file)
+    await inform.put("a", b"1")
+    await inform.put("gone", b"1")
+    await inform.delete("gone")
+    await first.close()
+    other = await start_node("n2")
+    await client.InformClient(inform._bus, node="n2").put("b", b"2")
+    again = await start_node("n1", view=file)
+    assert again.reader.local("a").value == b"1"
+    assert again.reader.local("gone") is None
+    assert again.state.position == other.state.position
 
 
 async def test_memory_is_bounded_and_what_was_evicted_is_read_again(start_node, inform, tmp_path):
-    async with await database.open(f"sqlite:{tmp_path / 'view.db'}") as store:
-        node = await start_node("n1", store=store, memory_bytes=1 << 20)
-        for number in range(60):
-            await inform.put(f"k{number}", b"%d" % number + b"x" * 40_000)
-        assert node.state.replicas.memory_bytes <= 1 << 20
-        assert node.state.replicas.evicted > 0
-        for number in (0, 30, 59):
-            assert (await inform.get(f"k{number}")).value.startswith(b"%d" % number)
+    file = tmp_path / "view.db"
+    node = await start_node("n1", view=file, memory_bytes=1 << 20)
+    for number in range(60):
+        await inform.put(f"k{number}", b"%d" % number + b"x" * 40_000)
+    assert node.state.replicas.memory_bytes <= 1 << 20
+    assert node.state.replicas.evicted > 0
+    for number in (0, 30, 59):
+        assert (await inform.get(f"k{number}")).value.startswith(b"%d" % number)
 
 
 async def test_large_contexts_are_watched_listed_and_found_over_several_answers(start_node, inform):

@@ -3,6 +3,7 @@ all goes on when there is room again."""
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -13,22 +14,21 @@ from muster.bus.client import client as bus_client
 from muster.core import errors
 from muster.inform import client
 from muster.inform.node.log import view as log_view
-from muster.store import database
 from muster.testing import child_process
 from muster.testing.eventually import eventually
 from tests import disks
 from tests.cli import driver
 
-StartNode = Callable[[str, str], Awaitable[child_process.ChildProcess]]
+StartNode = Callable[[str, pathlib.Path], Awaitable[child_process.ChildProcess]]
 
 
 @pytest.fixture
 def start_one(start_process, tmp_path) -> StartNode:
     """A node's process at that broker, with its view there."""
 
-    async def start(url: str, view: str) -> child_process.ChildProcess:
+    async def start(url: str, view: pathlib.Path) -> child_process.ChildProcess:
         child: child_process.ChildProcess = await start_process(
-            *driver.command_line("inform", "node", "--name", "n1", "--store", view, "--server", url),
+            *driver.command_line("inform", "node", "--name", "n1", "--view", str(view), "--server", url),
             *("--set", "replicas=1", "--set", "timeout_s=2"),
             env={"MUSTER_HOME": str(tmp_path), "NO_COLOR": "1"},
         )
@@ -52,7 +52,7 @@ async def check(contexts: client.InformClient, numbers: range) -> None:
 async def test_a_node_with_a_full_disk_continues_and_its_view_catches_up(
     broker, connect, start_one, small_disk
 ):
-    view = f"sqlite:{small_disk / 'n1.db'}"
+    view = small_disk / "n1.db"
     node = await start_one(broker.url, view)
     contexts = client.InformClient(await connect("ann"))
     for number in range(10):
@@ -67,8 +67,11 @@ async def test_a_node_with_a_full_disk_continues_and_its_view_catches_up(
     await node.line("view-stored-again", timeout_s=60)
 
     async def caught_up() -> bool:
-        async with await database.open(view) as store:
-            return await log_view.ReplicaView(store, "n1").position() >= last
+        reader = log_view.ReplicaView(view, "n1")
+        try:
+            return await reader.position() >= last
+        finally:
+            await reader.close()
 
     await eventually(caught_up, timeout_s=60)
     await node.kill()
@@ -87,7 +90,7 @@ async def test_a_broker_whose_disk_is_full_refuses_loses_nothing_and_recovers(
         brokers.Broker(settings) as broker,
         await bus_client.connect((broker.url,), identity="ann") as bus,
     ):
-        await start_one(broker.url, f"sqlite:{tmp_path / 'n1.db'}")
+        await start_one(broker.url, tmp_path / "n1.db")
         contexts = client.InformClient(bus, timeout_s=30.0)
         for number in range(10):
             await contexts.put(f"k{number}", value_of(number))

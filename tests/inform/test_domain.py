@@ -154,7 +154,7 @@ write = ["role:operator"]
         await running.connect("olga", roles.Role.OPERATOR) as olga,
     ):
         child = await start_process(
-            *driver.command_line("inform", "node", "--name", "beside", "--store", "sqlite::memory:"),
+            *driver.command_line("inform", "node", "--name", "beside", "--view", str(tmp_path / "beside.db")),
             env={"MUSTER_HOME": str(place), "NO_COLOR": "1"},
         )
         await child.line("is up", timeout_s=60)

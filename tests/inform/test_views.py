@@ -1,38 +1,35 @@
-"""A node's stored replicas, on both engines; and a store that fails."""
+"""The persistent view of a node: a file that may be behind, damaged, locked or of another log."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import pathlib
-import secrets
+import sqlite3
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from muster.core import errors
 from muster.inform import client, protocol
 from muster.inform.node.log import context_log, unsaved, view_writer
 from muster.inform.node.log import view as log_view
-from muster.store import api, database
 from muster.testing.eventually import eventually
-from tests import postgres
-
-postgres_server = postgres.postgres_server
 
 
-@pytest_asyncio.fixture(params=["sqlite", "postgresql"])
-async def store(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> AsyncIterator[database.Store]:
-    if request.param == "sqlite":
-        opened = await database.open(f"sqlite:{tmp_path}/store.db")
-    else:
-        server = request.getfixturevalue("postgres_server")
-        settings = api.StoreOptions(namespace=f"t_{secrets.token_hex(6)}")
-        opened = await database.open(server.url, settings=settings, password=server.password)
-    async with opened:
-        yield opened
+def change(file: pathlib.Path, statement: str) -> None:
+    with contextlib.closing(sqlite3.connect(file)) as db:
+        db.execute(statement)
+        db.commit()
+
+
+async def position_of(file: pathlib.Path) -> int:
+    view = log_view.ReplicaView(file, "n1")
+    try:
+        return await view.position()
+    finally:
+        await view.close()
 
 
 def entry(key: str, sequence: int) -> context_log.ContextLogEntry:
@@ -41,110 +38,125 @@ def entry(key: str, sequence: int) -> context_log.ContextLogEntry:
     )
 
 
-async def test_what_is_saved_is_loaded_with_its_position(store):
-    view, other = log_view.ReplicaView(store, "n"), log_view.ReplicaView(store, "m")
+async def test_what_is_saved_is_loaded_with_its_position(tmp_path):
+    view = log_view.ReplicaView(tmp_path / "folder" / "n.db", "n")
+    assert await view.position() == 0
     await view.save({"a": entry("a", 1), "b/é": entry("b/é", 2), "c": entry("c", 3)}, 3)
-    await view.save({"a": None}, 4)
-    await other.save({"x": entry("x", 9)}, 9)
+    await view.save({"a": None, "c": entry("c", 4)}, 4)
+    await view.close()
+    assert (tmp_path / "folder" / "n.db").stat().st_mode & 0o777 == 0o600
+    view = log_view.ReplicaView(tmp_path / "folder" / "n.db", "n")
     assert await view.position() == 4
     loaded = {item.record.key: item async for page in view.load() for item in page}
-    assert loaded == {"b/é": entry("b/é", 2), "c": entry("c", 3)}
-    assert await view.value("c") == entry("c", 3)
+    assert loaded == {"b/é": entry("b/é", 2), "c": entry("c", 4)}
+    assert await view.value("c") == entry("c", 4)
     assert await view.value("a") is None
     await view.clear()
-    assert [page async for page in view.load() if page] == []
-    assert await other.value("x") == entry("x", 9)
+    assert await view.position() == 0
+    assert [page async for page in view.load()] == []
+    await view.close()
 
 
-async def test_a_node_starts_again_with_its_view(store, start_node, inform):
-    first = await start_node("n1", store=store)
+async def test_a_file_that_is_no_view_of_this_node_is_not_used(tmp_path):
+    """A view of another node is discarded; a file of something else is moved aside."""
+    file = tmp_path / "n.db"
+    other = "PRAGMA application_id = 7"
+    for damage in (None, "UPDATE facts SET node = 'm'", "PRAGMA user_version = 99", other):
+        view = log_view.ReplicaView(file, "n")
+        if damage is not None:
+            change(file, damage)
+            with pytest.raises(errors.InvalidInput, match="is not the view of n"):
+                await view.position()
+            await view.clear()
+        assert await view.position() == 0
+        assert (tmp_path / "n.db.discarded").exists() == (damage == other)
+        await view.save({"a": entry("a", 1)}, 1)
+        await view.close()
+    file.write_bytes(b"a file of somebody else" * 100)
+    view = log_view.ReplicaView(file, "n")
+    with pytest.raises(errors.InvalidInput, match="is damaged"):
+        await view.position()
+    await view.clear()
+    assert await view.position() == 0
+    await view.close()
+    assert (tmp_path / "n.db.discarded").read_bytes().startswith(b"a file")
+
+
+async def test_a_node_starts_again_with_its_view(start_node, inform, tmp_path):
+    file = tmp_path / "n1.db"
+    first = await start_node("n1", view=file)
     for number in range(30):
         await inform.put(f"k{number}", b"%d" % number, attributes={"n": number})
     await first.close()
-    again = await start_node("n1", store=store)
+    again = await start_node("n1", view=file)
     assert again.state.replicas.permanent == 30
     assert again.reader.local("k7").value == b"7"
 
 
 @pytest.mark.parametrize(
-    ("collection", "key", "value"),
-    [("inform.node.n1", "k3", b"\0" * 8 + b"rubbish"), ("inform.positions", "n1", b"rubbish")],
+    "damage",
+    [
+        "UPDATE records SET record = x'ff00' WHERE key = 'k3'",
+        "UPDATE facts SET node = 'another'",
+        "DROP TABLE records",
+    ],
 )
-async def test_a_damaged_view_is_made_again_from_the_log(
-    start_node, inform, tmp_path, collection, key, value
-):
-    async with await database.open(f"sqlite:{tmp_path}/damaged.db") as store:
-        first = await start_node("n1", store=store)
-        for number in range(10):
-            await inform.put(f"k{number}", b"%d" % number)
-        await first.close()
-        async with store.transaction() as tx:
-            tx.put(collection, key, value)
-        again = await start_node("n1", store=store)
-        assert [again.reader.local(f"k{number}").value for number in range(10)] == [
-            b"%d" % number for number in range(10)
-        ]
-        await again.close()
-        kept = await log_view.ReplicaView(store, "n1").value("k3")
-        assert kept is not None
-        assert kept.record.value == b"3"
+async def test_a_damaged_view_is_made_again_from_the_log(start_node, inform, tmp_path, damage):
+    file = tmp_path / "damaged.db"
+    first = await start_node("n1", view=file)
+    for number in range(10):
+        await inform.put(f"k{number}", b"%d" % number)
+    await first.close()
+    change(file, damage)
+    again = await start_node("n1", view=file)
+    assert [again.reader.local(f"k{number}").value for number in range(10)] == [
+        b"%d" % number for number in range(10)
+    ]
+    await again.close()
+    assert await position_of(file) == 10
 
 
 async def test_what_the_view_cannot_give_is_read_from_the_log(start_node, inform, tmp_path, monkeypatch):
     async def lost(*_: object) -> None:
-        raise errors.NotConnected("the store is gone")
+        raise errors.NotConnected("the view is gone")
 
-    async with await database.open(f"sqlite:{tmp_path}/lost.db") as store:
-        node = await start_node("n1", store=store)
-        await inform.put("k", b"v", attributes={"a": 1})
-        await eventually(lambda: not node.state.unsaved, timeout_s=30)
-        node.state.replicas._forget_value(node.state.replicas.index["k"])
-        monkeypatch.setattr(log_view.ReplicaView, "value", lost)
-        assert [context.value for context in (await inform.find("a = 1")).contexts] == [b"v"]
-
-
-@pytest.mark.slow
-async def test_a_store_that_is_lost_takes_no_value_with_it(start_node, inform):
-    with postgres.running() as server:
-        async with await database.open(server.url, password=server.password) as store:
-            node = await start_node("n1", store=store, memory_bytes=1 << 20)
-            for number in range(20):
-                await inform.put(f"k{number:02}", b"%d" % number * 50_000, attributes={"a": 1})
-            await eventually(lambda: not node.state.unsaved, timeout_s=30)
-            assert node.state.replicas.evicted
-            await asyncio.to_thread(server.stop)
-            assert (await inform.get("k00")).value == b"0" * 50_000
-            assert len((await inform.find("a = 1")).contexts) == 20
-            await inform.put("later", b"v")
-            await eventually(lambda: node.view_failure is not None, timeout_s=30)
-            await asyncio.to_thread(server.start)
-            await eventually(lambda: node.view_failure is None and not node.state.unsaved, timeout_s=60)
-            assert node.failure() is None
+    file = tmp_path / "lost.db"
+    node = await start_node("n1", view=file)
+    await inform.put("k", b"v", attributes={"a": 1})
+    await eventually(lambda: not node.state.unsaved, timeout_s=30)
+    node.state.replicas._forget_value(node.state.replicas.index["k"])
+    monkeypatch.setattr(log_view.ReplicaView, "value", lost)
+    assert [context.value for context in (await inform.find("a = 1")).contexts] == [b"v"]
 
 
-async def test_nodes_whose_long_names_begin_alike_have_views_of_their_own(tmp_path):
-    async with await database.open(f"sqlite:{tmp_path}/long.db") as store:
-        view, other = log_view.ReplicaView(store, "n" * 60 + "1"), log_view.ReplicaView(store, "n" * 60 + "2")
-        await view.save({"a": entry("a", 1)}, 1)
-        await other.save({"a": None}, 2)
-        assert await view.value("a") == entry("a", 1)
-        assert await view.position() == 1
-
-
-async def test_a_store_that_is_full_stops_neither_reads_nor_writes(start_node, inform, tmp_path):
-    """The view is behind then; the log has everything, and a node that starts again reads on from there."""
-    small = api.StoreOptions(bytes_max=20_000)
-    async with await database.open(f"sqlite:{tmp_path}/small.db", settings=small) as store:
-        node = await start_node("n1", store=store)
-        for number in range(40):
-            await inform.put(f"k{number}", b"x" * 2_000)
-        assert (await inform.get("k39")).value == b"x" * 2_000
+async def test_a_view_that_cannot_be_written_stops_neither_reads_nor_writes(
+    start_node, inform, tmp_path, monkeypatch
+):
+    """It is behind then; the log has everything, and a node that starts again continues from there."""
+    monkeypatch.setattr(log_view, "BUSY_S", 0.05)
+    file = tmp_path / "locked.db"
+    node = await start_node("n1", view=file, memory_bytes=1 << 20)
+    with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        for number in range(30):
+            await inform.put(f"k{number:02}", b"%d" % number * 50_000, attributes={"a": 1})
         await eventually(lambda: node.view_failure is not None, timeout_s=30)
-        assert len(node.state.unsaved) > 20
+        assert node.state.replicas.evicted
+        assert (await inform.get("k00")).value == b"0" * 50_000
+        assert len((await inform.find("a = 1")).contexts) == 30
         assert node.failure() is None
         await node.close()
-        again = await start_node("n1", store=store)
-        assert again.state.replicas.permanent == 40
+        other.execute("ROLLBACK")
+    again = await start_node("n1", view=file, memory_bytes=1 << 20)
+    assert again.state.replicas.permanent == 30
+    await eventually(lambda: not again.state.unsaved, timeout_s=30)
+    with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        await inform.put("later", b"v")
+        await eventually(lambda: again.view_failure is not None, timeout_s=30)
+        other.execute("ROLLBACK")
+    await eventually(lambda: again.view_failure is None and not again.state.unsaved, timeout_s=60)
+    assert again.failure() is None
 
 
 async def test_a_node_that_catches_up_does_not_outrun_its_view(start_node, inform, tmp_path, monkeypatch):
@@ -152,22 +164,22 @@ async def test_a_node_that_catches_up_does_not_outrun_its_view(start_node, infor
     first = await start_node("n1")
     for number in range(300):
         await first.writer.write(protocol.PutContext(f"k{number}", b"v"), "ann")
-    async with await database.open(f"sqlite:{tmp_path}/late.db") as store:
-        most = 0
-        view_save = log_view.ReplicaView.save
+    file = tmp_path / "late.db"
+    most = 0
+    view_save = log_view.ReplicaView.save
 
-        async def save(self: log_view.ReplicaView, entries: Any, position: int) -> None:
-            nonlocal most
-            most = max(most, len(entries))
-            await view_save(self, entries, position)
+    async def save(self: log_view.ReplicaView, entries: Any, position: int) -> None:
+        nonlocal most
+        most = max(most, len(entries))
+        await view_save(self, entries, position)
 
-        monkeypatch.setattr(log_view.ReplicaView, "save", save)
-        await first.close()
-        again = await start_node("n1", store=store)
-        assert again.state.replicas.permanent == 300
-        assert 0 < most <= 100
-        await again.close()
-        assert await log_view.ReplicaView(store, "n1").position() == 300
+    monkeypatch.setattr(log_view.ReplicaView, "save", save)
+    await first.close()
+    again = await start_node("n1", view=file)
+    assert again.state.replicas.permanent == 300
+    assert 0 < most <= 100
+    await again.close()
+    assert await position_of(file) == 300
 
 
 def test_beyond_its_bytes_only_keys_are_remembered(monkeypatch):
@@ -190,36 +202,23 @@ def test_beyond_its_bytes_only_keys_are_remembered(monkeypatch):
 async def test_a_damaged_view_and_a_kill_leave_nothing_out(start_node, inform, tmp_path, monkeypatch):
     """Neither what was read of the view before the damage, nor what was to be saved before the kill."""
     monkeypatch.setattr(log_view, "PAGE", 2)
-    async with await database.open(f"sqlite:{tmp_path}/damaged.db") as store:
-        node = await start_node("n1", store=store)
-        for number in range(10):
-            await inform.put(f"k{number}", b"v", attributes={"x": 1})
-        await node.close()
-        await store.put("inform.node.n1", "k7", b"\0" * 8 + b"rubbish")
-        with monkeypatch.context() as killed:
-            killed.setattr(view_writer.ViewWriter, "save", lambda _: asyncio.sleep(0))
-            await (await start_node("n1", store=store)).close()
-        node = await start_node("n1", store=store)
-        assert len((await inform.find("x = 1")).contexts) == 10
-        await node.close()
-        await store.put("inform.node.n1", "k7", b"\0" * 8 + b"rubbish")
-        await (await start_node("n1", store=store)).close()  # reads all from the log, and saves it
-        again = await start_node("n1", store=store)
-        assert again.state.replicas.permanent == 10
-        assert len((await inform.find("x = 1")).contexts) == 10
-
-
-async def test_what_an_interrupted_clearing_left_is_not_loaded(start_node, inform, tmp_path):
-    async with await database.open(f"sqlite:{tmp_path}/left.db") as store:
-        view = log_view.ReplicaView(store, "n1")
-        record = protocol.ContextRecord("gone", ("n1",), 1 << 16, "n1", b"v")
-        await view.save({"gone": context_log.ContextLogEntry(record, 1)}, 1)
-        await store.delete("inform.positions", "n1")
-        node = await start_node("n1", store=store)
-        await inform.put("k", b"v")
-        await node.close()
-        again = await start_node("n1", store=store)
-        assert list(again.state.replicas.index) == ["k"]
+    file = tmp_path / "damaged.db"
+    node = await start_node("n1", view=file)
+    for number in range(10):
+        await inform.put(f"k{number}", b"v", attributes={"x": 1})
+    await node.close()
+    change(file, "UPDATE records SET record = x'ff' WHERE key = 'k7'")
+    with monkeypatch.context() as killed:
+        killed.setattr(view_writer.ViewWriter, "save", lambda _: asyncio.sleep(0))
+        await (await start_node("n1", view=file)).close()
+    node = await start_node("n1", view=file)
+    assert len((await inform.find("x = 1")).contexts) == 10
+    await node.close()
+    change(file, "UPDATE records SET record = x'ff' WHERE key = 'k7'")
+    await (await start_node("n1", view=file)).close()  # reads all from the log, and saves it
+    again = await start_node("n1", view=file)
+    assert again.state.replicas.permanent == 10
+    assert len((await inform.find("x = 1")).contexts) == 10
 
 
 DAY_NS = 86_400 * 10**9
@@ -230,62 +229,62 @@ async def test_a_view_that_missed_a_forgotten_deletion_is_not_loaded(
     start_node, inform, tmp_path, monkeypatch, hours
 ):
     """For any age of the view by the node's clock: stepped back, ahead, or correct."""
-    async with await database.open(f"sqlite:{tmp_path}/old.db") as store:
-        first, other = await start_node("n1"), await start_node("n2", store=store)
-        await eventually(lambda: first.state.directory.nodes == ["n2"])
-        await client.InformClient(inform._bus, node="n1").put("gone", b"v", ack="replicated")
-        await other.close()  # the view of n2 has it
-        await inform.delete("gone")
-        monkeypatch.setattr(first.state, "log_now_ns", lambda: time.time_ns() + 2 * DAY_NS)
-        await eventually(lambda: "gone" not in first.state.replicas.index, timeout_s=30)
-        now_ns = time.time_ns() + hours * 3_600 * 10**9
-        again = await start_node("n2", store=store, now_ns=lambda: now_ns)
-        assert "gone" not in again.state.replicas.index
-        assert (await inform.find("TRUE")).contexts == []
+    file = tmp_path / "old.db"
+    first, other = await start_node("n1"), await start_node("n2", view=file)
+    await eventually(lambda: first.state.directory.nodes == ["n2"])
+    await client.InformClient(inform._bus, node="n1").put("gone", b"v", ack="replicated")
+    await other.close()  # the view of n2 has it
+    await inform.delete("gone")
+    monkeypatch.setattr(first.state, "log_now_ns", lambda: time.time_ns() + 2 * DAY_NS)
+    await eventually(lambda: "gone" not in first.state.replicas.index, timeout_s=30)
+    now_ns = time.time_ns() + hours * 3_600 * 10**9
+    again = await start_node("n2", view=file, now_ns=lambda: now_ns)
+    assert "gone" not in again.state.replicas.index
+    assert (await inform.find("TRUE")).contexts == []
 
 
 async def test_a_view_is_loaded_however_old_it_is_while_no_deletion_is_forgotten(
     start_node, inform, tmp_path
 ):
-    async with await database.open(f"sqlite:{tmp_path}/kept.db") as store:
-        node = await start_node("n1", store=store)
-        await inform.put("k", b"v")
-        await eventually(lambda: node.state.position == 1)
-        await node.close()
-        loaded: list[int] = []
-        real = view_writer.ViewWriter.load
+    file = tmp_path / "kept.db"
+    node = await start_node("n1", view=file)
+    await inform.put("k", b"v")
+    await eventually(lambda: node.state.position == 1)
+    await node.close()
+    loaded: list[int] = []
+    real = view_writer.ViewWriter.load
 
-        async def load(self: view_writer.ViewWriter) -> None:
-            await real(self)
-            loaded.append(self._state.position)
+    async def load(self: view_writer.ViewWriter) -> None:
+        await real(self)
+        loaded.append(self._state.position)
 
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(view_writer.ViewWriter, "load", load)
-            later_ns = time.time_ns() + 3 * DAY_NS
-            again = await start_node("n1", store=store, now_ns=lambda: later_ns)
-        assert loaded == [1]
-        assert again.reader.local("k").value == b"v"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(view_writer.ViewWriter, "load", load)
+        later_ns = time.time_ns() + 3 * DAY_NS
+        again = await start_node("n1", view=file, now_ns=lambda: later_ns)
+    assert loaded == [1]
+    assert again.reader.local("k").value == b"v"
 
 
 async def test_deletions_forgotten_while_a_node_starts_are_noticed(start_node, inform, tmp_path, monkeypatch):
     """After the view was found usable, and before the follower came to the deletion."""
-    async with await database.open(f"sqlite:{tmp_path}/race.db") as store:
-        first, other = await start_node("n1"), await start_node("n2", store=store)
-        await eventually(lambda: first.state.directory.nodes == ["n2"])
-        await client.InformClient(inform._bus, node="n1").put("gone", b"v", ack="replicated")
-        await other.close()
-        deleted = await inform.delete("gone")
-        real = view_writer.ViewWriter.load
+    file = tmp_path / "race.db"
+    first, other = await start_node("n1"), await start_node("n2", view=file)
+    await eventually(lambda: first.state.directory.nodes == ["n2"])
+    await client.InformClient(inform._bus, node="n1").put("gone", b"v", ack="replicated")
+    await other.close()
+    deleted = await inform.delete("gone")
+    real = view_writer.ViewWriter.load
 
-        async def load(self: view_writer.ViewWriter) -> None:
-            await real(self)
-            assert self._state.position < deleted.version
-            await first.state.log.record_purge(deleted.version, timeout_s=10)
-            await first.state.log.purge("gone", deleted.version)
+    async def load(self: view_writer.ViewWriter) -> None:
+        await real(self)
+        assert self._state.position < deleted.version
+        await first.state.log.record_purge(deleted.version, timeout_s=10)
+        await first.state.log.purge("gone", deleted.version)
 
-        monkeypatch.setattr(view_writer.ViewWriter, "load", load)
-        again = await start_node("n2", store=store)
-        assert "gone" not in again.state.replicas.index
+    monkeypatch.setattr(view_writer.ViewWriter, "load", load)
+    again = await start_node("n2", view=file)
+    assert "gone" not in again.state.replicas.index
 
 
 async def test_what_is_forgotten_is_recorded_and_never_taken_back(start_node, connect):
@@ -305,22 +304,22 @@ async def test_what_is_forgotten_is_recorded_and_never_taken_back(start_node, co
 @pytest.mark.parametrize("is_superseded", [False, True])
 async def test_a_view_of_another_log_is_not_loaded(start_node, inform, connect, tmp_path, is_superseded):
     """The log was restored from a backup, and has gone on beyond the view's position with other records."""
-    async with await database.open(f"sqlite:{tmp_path}/restored.db") as store:
-        node = await start_node("n1", store=store)
-        for number in range(5):
-            await inform.put(f"old{number}", b"v", attributes={"x": 1})
-        await node.close()
-        await (await connect("operator")).delete_stream(protocol.STREAM)
-        node = await start_node("n1")
-        if is_superseded:
-            await inform.put("old4", b"w", attributes={"x": 1})
-        for number in range(9):
-            await inform.put(f"new{number}", b"w", attributes={"x": 1})
-        keys = {context.key for context in (await inform.find("x = 1")).contexts}
-        await node.close()
-        again = await start_node("n1", store=store)
-        assert {context.key for context in (await inform.find("x = 1")).contexts} == keys
-        assert again.state.replicas.permanent == len(keys)
+    file = tmp_path / "restored.db"
+    node = await start_node("n1", view=file)
+    for number in range(5):
+        await inform.put(f"old{number}", b"v", attributes={"x": 1})
+    await node.close()
+    await (await connect("operator")).delete_stream(protocol.STREAM)
+    node = await start_node("n1")
+    if is_superseded:
+        await inform.put("old4", b"w", attributes={"x": 1})
+    for number in range(9):
+        await inform.put(f"new{number}", b"w", attributes={"x": 1})
+    keys = {context.key for context in (await inform.find("x = 1")).contexts}
+    await node.close()
+    again = await start_node("n1", view=file)
+    assert {context.key for context in (await inform.find("x = 1")).contexts} == keys
+    assert again.state.replicas.permanent == len(keys)
 
 
 async def test_what_is_read_again_for_the_view_is_bounded_by_its_bytes(
@@ -337,16 +336,16 @@ async def test_what_is_read_again_for_the_view_is_bounded_by_its_bytes(
         await view_save(self, entries, position)
 
     monkeypatch.setattr(log_view.ReplicaView, "save", save)
-    async with await database.open(f"sqlite:{tmp_path}/marks.db") as store:
-        node = await start_node("n1", store=store)
-        with monkeypatch.context() as full:
-            full.setattr(view_writer.ViewWriter, "save", lambda _: asyncio.sleep(0))
-            full.setattr(view_writer.ViewWriter, "wait_for_space", lambda _: asyncio.sleep(0))
-            for number in range(20):
-                await inform.put(f"k{number:02}", b"v" * 1_000)
-        await eventually(lambda: not node.state.unsaved, timeout_s=30)
-        await node.close()
-        assert max(sizes) <= 3_000 + 1_000 + unsaved.ENTRY_BYTES
-        again = await start_node("n1", store=store)
-        assert again.state.replicas.permanent == 20
-        assert again.state.position == 20
+    file = tmp_path / "marks.db"
+    node = await start_node("n1", view=file)
+    with monkeypatch.context() as full:
+        full.setattr(view_writer.ViewWriter, "save", lambda _: asyncio.sleep(0))
+        full.setattr(view_writer.ViewWriter, "wait_for_space", lambda _: asyncio.sleep(0))
+        for number in range(20):
+            await inform.put(f"k{number:02}", b"v" * 1_000)
+    await eventually(lambda: not node.state.unsaved, timeout_s=30)
+    await node.close()
+    assert max(sizes) <= 3_000 + 1_000 + unsaved.ENTRY_BYTES
+    again = await start_node("n1", view=file)
+    assert again.state.replicas.permanent == 20
+    assert again.state.position == 20

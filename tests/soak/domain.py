@@ -125,7 +125,7 @@ class SoakDomain(outages.Drill):
             "notifier-2": ["-m", "tests.soak.notifier_process", str(self.home), "notifier-2"],
             "inform-2": [
                 *("-m", "muster", "inform", "node", "--name", "inform-2", *here),
-                *("--store", f"sqlite:{self.home / 'inform-2.db'}"),
+                *("--view", str(self.home / "inform-2.db")),
             ],
             CHANNEL: ["-m", "muster", "channel", "--name", CHANNEL, *here],
             "gateway": [

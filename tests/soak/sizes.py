@@ -75,7 +75,7 @@ class Sampler:
         for name, path in (
             ("store", folder / "store.db"),
             ("store (write-ahead log)", folder / "store.db-wal"),
-            ("store of inform-2", self._domain.home / "inform-2.db"),
+            ("view of inform-2", self._domain.home / "inform-2.db"),
             ("logs", folder / "logs"),
         ):
             self._add(at_s, name, "bytes", 0, await asyncio.to_thread(_bytes, path))

@@ -7,6 +7,7 @@
       certs/         the domain's certificate authority and the certificates it issued
       brokers/       data of the brokers
       agent/         records and data of this machine's resources
+      inform/        views of information nodes: they can be rebuilt
       store.db       system state
       logs/          output of detached processes
       run/           exists only while the domain runs: the lock, its addresses, in pages/ the address of

@@ -13,7 +13,6 @@ from muster.core import errors
 from muster.inform import client, protocol, settings
 from muster.inform.node import node as node_node
 from muster.inform.node.log import context_log
-from muster.store import api, database
 from tests.sim import domain as domain_
 from tests.sim import history, host
 
@@ -56,11 +55,8 @@ class ContextPart:
     async def _node(self, machine: host.Host) -> None:
         self._nodes.pop(machine.name, None)
         bus = await machine.connect()
-        store = None
-        if self._has_views:
-            options = api.StoreOptions(sync="normal")
-            store = await database.open(f"sqlite:{machine.folder / 'view.db'}", settings=options)
-        node = await node_node.start(bus, settings=SETTINGS, store=store, now_ns=machine.wall_ns)
+        view = machine.folder / "view.db" if self._has_views else None
+        node = await node_node.start(bus, settings=SETTINGS, view=view, now_ns=machine.wall_ns)
         self._nodes[machine.name] = node
         self._history.note(machine.name, "serves")
         while True:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from muster.app import certificates, identities, log_files
+from muster.app import certificates, home, identities, log_files
 from muster.app.components import component
 from muster.app.components import context as context_
 from muster.app.supervisor import module_process, worker
@@ -51,7 +52,8 @@ class InformationNodesComponent:
         bus = await context.connect(identity, roles.Role.INFORMATION_NODE)
         self._stack.push_async_callback(bus.close)
         arguments = node_arguments(context.settings, context.trust)
-        node = await node_node.start(bus, settings=self._settings, store=context.store, **arguments)
+        view = view_file(context.folder, identity)
+        node = await node_node.start(bus, settings=self._settings, view=view, **arguments)
         self._stack.push_async_callback(node.close)
         self.nodes.append(node)
 
@@ -124,10 +126,6 @@ def _config(
 ) -> worker.WorkerConfig:
     """Blocks."""
     base = context.settings
-    scheme, _, path = base.store.url.partition(":")
-    store = base.store
-    if scheme == "sqlite" and path != ":memory:":
-        store = msgspec.structs.replace(store, url=f"sqlite:{context.folder.root / path}")
     uses_tls = not base.bus.servers and base.bus.uses_tls
     return worker.WorkerConfig(
         kind="information-node",
@@ -139,7 +137,7 @@ def _config(
         creds=str(identities.credentials_file(context.trust, identity, roles.Role.INFORMATION_NODE)),
         ca=str(certificates.bundle(base)) if uses_tls else None,
         keys=str(base.keys_folder),
-        store=store,
+        view=str(view_file(context.folder, identity)),
         zone=base.domain.zone,
         replicas=base.bus.replicas,
         share_per_identity=base.bus.share_per_identity,
@@ -150,6 +148,10 @@ def _config(
         health=msgspec.structs.replace(base.health, port=0),
         pages=str(context.folder.pages),
     )
+
+
+def view_file(folder: home.DomainFolder, identity: str) -> pathlib.Path:
+    return folder.root / "inform" / f"{identity}.db"
 
 
 def node_arguments(settings_: domain.BaseSettings, trust: keyring.Keyring) -> dict[str, Any]:

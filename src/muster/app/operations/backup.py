@@ -76,6 +76,7 @@ CONTENTS = {
     "history": OTHERWISE,
     "agent": LEFT_OUT,  # the data of resources
     "sensor": LEFT_OUT,  # reports that wait for a channel
+    "inform": LEFT_OUT,  # views of the log of contexts
     "logs": LEFT_OUT,
     "run": LEFT_OUT,
     domain_tree.PORT_FILE: LEFT_OUT,

@@ -83,6 +83,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str = "info"
     health: domain.HealthSettings = msgspec.field(default_factory=domain.HealthSettings)
     inform: inform_settings.InformSettings = inform_settings.DEFAULT  # of an information node
+    view: str = ""  # its file
     contexts_bytes: int = context_log.MAX_BYTES
     pages: str = ""  # the folder for the address of its health pages
 
@@ -151,7 +152,7 @@ async def run(task: WorkerConfig, stop: asyncio.Event, ready: Callable[[], None]
                 member = await node.start(
                     bus,
                     settings=task.inform,
-                    store=await stack.enter_async_context(await _open_store(task)),
+                    view=pathlib.Path(task.view),
                     max_bytes=task.contexts_bytes,
                     replicas=task.replicas,
                     role_of=identity_roles.IdentityRoles(keyring.Keyring.open(pathlib.Path(task.keys))),

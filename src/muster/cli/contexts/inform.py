@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pathlib
 import sys
 from typing import Any
 
@@ -257,26 +258,30 @@ def nodes(invocation: command.Invocation, node: str | None, to: connection.Conne
 
 @inform.command(
     examples=[
-        ("muster inform node --name inform-2", "another node, with its data in inform-2.db"),
-        ("muster inform node --name inform-3 --store sqlite::memory: --set refresh_s=1", ""),
+        ("muster inform node --name inform-2", "another node, with its view in inform-2.db"),
+        ("muster inform node --name inform-3 --view /var/lib/inform-3.db --set refresh_s=1", ""),
     ],
 )
 @click.option("--name", metavar="NAME", default="inform", show_default=True, help="Identity of the node.")
-@click.option("--store", "url", metavar="URL", help="URL of its store (default: sqlite:NAME.db).")
+@click.option(
+    "--view",
+    type=click.Path(dir_okay=False, path_type=pathlib.Path),
+    metavar="FILE",
+    help="File of its view of the log, which can be rebuilt (default: NAME.db).",
+)
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override an [inform] setting.")
 @connection.options
 @command.pass_invocation
 def node(
     invocation: command.Invocation,
     name: str,
-    url: str | None,
+    view: pathlib.Path | None,
     overrides: tuple[str, ...],
     to: connection.ConnectionOptions,
 ) -> None:
     """Run an information node in a process of its own."""
-    work = _run_node(
-        invocation, to, name, url or f"sqlite:{name}.db", common.parse_assignments(overrides, "--set")
-    )
+    view = view or pathlib.Path(f"{name}.db")
+    work = _run_node(invocation, to, name, view, common.parse_assignments(overrides, "--set"))
     command.run(work, fast=True)
 
 
@@ -284,7 +289,7 @@ async def _run_node(
     invocation: command.Invocation,
     to: connection.ConnectionOptions,
     name: str,
-    url: str,
+    view: pathlib.Path,
     overrides: dict[str, Any],
 ) -> None:
     import msgspec
@@ -293,7 +298,6 @@ async def _run_node(
     from muster.core.telemetry import log, metrics
     from muster.inform import settings
     from muster.inform.node import node as node_node
-    from muster.store import database
     from muster.trust.permissions import roles
 
     own, options = await _of_domain(invocation, to, joins="history" not in overrides)
@@ -305,9 +309,8 @@ async def _run_node(
     measure = metrics.Metrics(process=True)
     async with (
         await foreground.connect_as(invocation, to, name, roles.Role.INFORMATION_NODE, measure) as bus,
-        await database.open(url) as store,
         foreground.serve_until_signal(invocation, bus, measure) as stop,
-        await node_node.start(bus, name=name, settings=node_settings, store=store, **options) as running,
+        await node_node.start(bus, name=name, settings=node_settings, view=view, **options) as running,
     ):
         held = running.state.replicas.permanent
         invocation.printer.item(

@@ -1,6 +1,6 @@
 """An information node: subscriptions, request dispatch and background tasks.
 
-    async with await node.start(bus, store=store) as information_node:
+    async with await node.start(bus, view=folder / "n1.db") as information_node:
         ...
 
 The node follows the log, serves clients and other nodes, and runs the rounds of maintenance.
@@ -13,6 +13,7 @@ import bisect
 import contextlib
 import dataclasses
 import functools
+import pathlib
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -27,7 +28,6 @@ from muster.inform.mounts import registry
 from muster.inform.node import maintenance, primary, reads, search, state, writes
 from muster.inform.node.log import context_log, follower, view_writer
 from muster.inform.node.log import view as log_view
-from muster.store import database
 from muster.supervision import os_process, tasks
 
 IN_FLIGHT_MAX = 4_096
@@ -47,7 +47,7 @@ async def start(
     *,
     name: str | None = None,
     settings: settings_.InformSettings = settings_.DEFAULT,
-    store: database.Store | None = None,
+    view: pathlib.Path | None = None,
     max_bytes: int = context_log.MAX_BYTES,
     replicas: int = 1,
     joins: bool = False,
@@ -58,6 +58,7 @@ async def start(
     mount_backends: registry.Backends = registry.BACKENDS,
 ) -> InformationNode:
     """Start a node. It has loaded its view and received the whole log. ``name``: by default the bus identity.
+    ``view``: the file of its view.
 
     ``joins``: leave an existing log as it is, whatever the settings say.  ``uptime_s``: a clock that also
     counts time in suspend (None: `uptime.clock_of` the loop).  ``role_of``: None if identities have no roles,
@@ -72,13 +73,12 @@ async def start(
         joins=joins,
         tombstone_s=settings.tombstone_s,
     )
-    view = log_view.ReplicaView(store, name) if store is not None else None
     shared = state.NodeState(
         name,
         bus,
         log,
         settings=settings,
-        view=view,
+        view=log_view.ReplicaView(view, name) if view is not None else None,
         now_ns=now_ns,
         uptime_s=uptime_s or uptime.clock_of(asyncio.get_running_loop()),
         role_of=role_of,
@@ -211,9 +211,9 @@ class InformationNode(lifecycle.ClosingContext):
         await self.state.log_end.close()
         await self._server.close()  # last: a failed write may have been submitted to it
         await self._watching.close()
-        if self._view_writer is not None:
-            with contextlib.suppress(errors.MusterError):  # the log has the unsaved changes
-                await self._view_writer.save()
+        writer, self._view_writer = self._view_writer, None
+        if writer is not None:
+            await writer.close()
 
     async def _drain(self) -> None:
         if self._tasks:

@@ -347,7 +347,7 @@ class NodeState:
             return value
         entry = self.unsaved.get(key)
         if entry is None and self.view is not None and not replica.temporary:
-            with contextlib.suppress(errors.MusterError):  # if the store fails, the log has the value too
+            with contextlib.suppress(errors.MusterError):  # if the view fails, the log has the value too
                 entry = await self.view.value(key)
         if entry is None or entry.sequence != replica.sequence:
             entry = await self.log.last(key)

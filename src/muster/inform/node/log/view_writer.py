@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from muster.core import errors
 from muster.inform.node import state
@@ -81,6 +82,11 @@ class ViewWriter:
                 if self.failure is not None:
                     state.events.warning("view-stored-again", node=self._state.name)
                 self.failure = None
+
+    async def close(self) -> None:
+        with contextlib.suppress(errors.MusterError):  # the log has the unsaved changes
+            await self.save()
+        await self._view.close()
 
     async def wait_for_space(self) -> None:
         """Wait for a save if too many changes are unsaved."""

@@ -26,7 +26,7 @@ async def test_a_machine_stays_connected_and_comes_back_after_its_document_expir
 ):
     monkeypatch.setattr(agent_command, "RENEWAL_PAUSE_S", 0.2)
     part = management.ManagementComponent(
-        manage_settings.ManageSettings(registries=0, managers=0, agent=False)
+        manage_settings.ManageSettings(registries=1, managers=0, agent=False)
     )
     folder = tmp_path / "machine"
     async with (

@@ -110,10 +110,10 @@ class ThreeBrokers:
             return False
 
 
-def enrolment_only() -> management.ManagementComponent:
-    """A domain process that starts no others."""
+def enrolment_only(machine: str) -> management.ManagementComponent:
+    """``a`` has the signing keys, and ``b`` the registry."""
     return management.ManagementComponent(
-        manage_settings.ManageSettings(registries=0, managers=0, agent=False)
+        manage_settings.ManageSettings(registries=int(machine == "b"), managers=0, agent=False)
     )
 
 
@@ -182,6 +182,7 @@ async def test_brokers_that_cannot_store_accounts_are_named(brokers: ThreeBroker
 
 
 async def test_a_machine_joins_while_every_machine_runs_a_domain_process(brokers: ThreeBrokers, tmp_path):
+    await asyncio.to_thread(brokers.keyring().issue, "registry-1", roles.Role.REGISTRY)
     for name in ("b", "c"):
         copy = tmp_path / f"home-{name}"
         await asyncio.to_thread(shutil.copytree, brokers.home, copy)
@@ -189,7 +190,7 @@ async def test_a_machine_joins_while_every_machine_runs_a_domain_process(brokers
     async with contextlib.AsyncExitStack() as stack:
         domains: list[domain.Domain] = []
         for name in NAMES:
-            made = domain.Domain(brokers.settings(name), parts=[enrolment_only()])
+            made = domain.Domain(brokers.settings(name), parts=[enrolment_only(name)])
             domains.append(await stack.enter_async_context(made))
         admin = await stack.enter_async_context(await domains[0].connect("admin", roles.Role.OPERATOR))
         for attempt in range(3):
@@ -216,7 +217,7 @@ async def test_a_domain_that_starts_sends_what_was_revoked_while_no_broker_ran(
     trust.revoke("alice")
     await brokers.start(*NAMES)
     assert await brokers.accepts("b", alice)
-    async with domain.Domain(brokers.settings("a"), parts=[enrolment_only()]):
+    async with domain.Domain(brokers.settings("a"), parts=[enrolment_only("a")]):
 
         async def refused() -> bool:
             return not any([await brokers.accepts(name, alice) for name in NAMES])

@@ -21,16 +21,15 @@ import base64
 import pathlib
 import secrets
 import time
+from typing import Any, Protocol
 
 import msgspec
 
 from muster.core import errors, files, subjects
-from muster.store import api as store_api
-from muster.store import database
+from muster.manage import rows
 from muster.trust import credentials, keyring, nkeys
 from muster.trust.permissions import own_names, roles
 
-TOKENS = "manage.tokens"
 _KEY = "joining.seed"
 CREDENTIALS = "agent.creds"
 JOINING = "joining.creds"
@@ -40,7 +39,6 @@ LIFETIME_S = 3600.0
 JOINING_S = 400 * 86400.0  # of the identity with which a machine renews: it may be switched off for so long
 RENEW_AT = 0.25  # of the lifetime
 RESERVED = 2000  # revocations that replaced machines leave to operators
-REPLY_S = 7 * 86400.0  # how long an expired token still gets an error with the reason
 
 
 class EnrolmentToken(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,15 +68,14 @@ class EnrolmentToken(msgspec.Struct, frozen=True, kw_only=True):
             ) from error
 
 
-class EnrolmentRecord(msgspec.Struct, frozen=True, kw_only=True):
-    name: str
-    by: str
-    expires_at_s: float
-    approved: bool
-    spent: bool = False
-    admitted: bool = False  # the admission was completed
-    machine: str = ""
-    public_key: str = ""  # of the machine that sent the first request
+class EnrolmentRecords(Protocol):
+    """The records of tokens, which are the registry's: `muster.manage.client.ManageClient`."""
+
+    async def enrolments(self) -> list[rows.EnrolmentRow]: ...
+    async def enrolment(self, token: str) -> rows.EnrolmentRow | None: ...
+    async def set_enrolment(
+        self, token: str, enrolment: rows.Enrolment, *, version: int
+    ) -> rows.EnrolmentRow: ...
 
 
 class EnrolledMachine(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -107,10 +104,10 @@ class EnrolmentService:
     """Creates and redeems tokens; runs where the keys are."""
 
     def __init__(
-        self, store: database.Store, trust: keyring.Keyring, *, lifetime_s: float | None = None
+        self, records: EnrolmentRecords, trust: keyring.Keyring, *, lifetime_s: float | None = None
     ) -> None:
         """``lifetime_s``: of the documents of machines that can renew them; None: they do not expire."""
-        self._store = store
+        self._records = records
         self._trust = trust
         self._lifetime_s = lifetime_s or None
 
@@ -132,13 +129,12 @@ class EnrolmentService:
         expires_at_s = time.time() + lifetime_s
 
         def issue() -> str:
-            self._trust.issue(identity, roles.Role.JOINING, lifetime_s=lifetime_s + REPLY_S)
+            self._trust.issue(identity, roles.Role.JOINING, lifetime_s=lifetime_s + rows.ENROLMENT_KEPT_S)
             return self._trust.credentials(identity).render()
 
         creds = await asyncio.to_thread(issue)
-        issued = EnrolmentRecord(name=name, by=by, expires_at_s=expires_at_s, approved=not approval)
-        await self._put(identity, issued)
-        await self._forget_old()
+        issued = rows.Enrolment(name=name, by=by, expires_at_s=expires_at_s, approved=not approval)
+        await self._records.set_enrolment(identity, issued, version=0)
         return EnrolmentToken(
             servers=servers, creds=creds, name=name, expires_at_s=expires_at_s, ca=ca, locator=locator
         ).render()
@@ -146,43 +142,49 @@ class EnrolmentService:
     async def waiting(self) -> list[WaitingMachine]:
         """Machines that requested admission and wait for approval."""
         return [
-            WaitingMachine(token=identity, name=enrolment.name, machine=enrolment.machine)
-            for identity, enrolment in await self._all()
-            if not enrolment.approved and not enrolment.spent and enrolment.machine
+            WaitingMachine(token=row.token, name=row.enrolment.name, machine=row.enrolment.machine)
+            for row in await self._unapproved()
+            if row.enrolment.machine
         ]
 
     async def approve(self, name: str) -> ApprovedMachine:
         """Approve the machine that requested ``name``; several are distinguished by their tokens'
         identities.
         """
-        unapproved = [
-            (identity, enrolment)
-            for identity, enrolment in await self._all()
-            if name in (identity, enrolment.name) and not enrolment.approved and not enrolment.spent
-        ]
-        requested = [identity for identity, enrolment in unapproved if enrolment.machine]
+        unapproved = [row for row in await self._unapproved() if name in (row.token, row.enrolment.name)]
+        requested = [row.token for row in unapproved if row.enrolment.machine]
         if len(requested) > 1:
             raise errors.Conflict(
                 f"{len(requested)} machines requested the name {name!r}",
                 hint=f"approve one of {', '.join(requested)}",
             )
-        for identity, enrolment in unapproved:
-            if not requested or identity in requested:
-                await self._put(identity, msgspec.structs.replace(enrolment, approved=True))
-                return ApprovedMachine(approved=enrolment.name)
+        for row in unapproved:
+            if not requested or row.token in requested:
+                await self._update(row, approved=True)
+                return ApprovedMachine(approved=row.enrolment.name)
         raise errors.NotFound(f"no machine waits for approval as {name!r}")
+
+    async def _unapproved(self) -> list[rows.EnrolmentRow]:
+        stored = await self._records.enrolments()
+        return [row for row in stored if not row.enrolment.approved and not row.enrolment.spent]
+
+    async def _update(self, row: rows.EnrolmentRow, **changes: Any) -> rows.EnrolmentRow:
+        changed = msgspec.structs.replace(row.enrolment, **changes)
+        if changed == row.enrolment:
+            return row
+        return await self._records.set_enrolment(row.token, changed, version=row.version)
 
     async def enrol(self, identity: str, public_key: str, machine: str, name: str = "") -> EnrolledMachine:
         """The document for a machine's key; `errors.Unavailable` while it waits for approval.
 
         ``name``: that of a machine which renews its document, now and later.
         """
-        record = await self._store.get(TOKENS, identity)
-        if record is None:
+        row = await self._records.enrolment(identity)
+        if row is None:
             if not name:
                 raise errors.Forbidden("unknown token", hint=NEW_TOKEN_HINT)
             return await asyncio.to_thread(self._admitted, identity, name, public_key)
-        enrolment = msgspec.json.decode(record.value, type=EnrolmentRecord)
+        enrolment = row.enrolment
         if enrolment.public_key not in ("", public_key):
             used = (
                 "is spent"
@@ -195,20 +197,17 @@ class EnrolmentService:
         if enrolment.expires_at_s < time.time():
             raise errors.Forbidden("this token has expired", hint=NEW_TOKEN_HINT)
         nkeys.require_kind(public_key, nkeys.KeyKind.USER)
-        enrolment = msgspec.structs.replace(enrolment, public_key=public_key)
         if not enrolment.approved:
-            enrolment = msgspec.structs.replace(enrolment, machine=machine[:64] or "?")
-            await self._put(identity, enrolment, expected=record.version)
+            await self._update(row, public_key=public_key, machine=machine[:64] or "?")
             raise errors.Unavailable(
                 f"{enrolment.name} is waiting for approval", hint=f"`muster agent approve {enrolment.name}`"
             )
         # Stored first: from now on the token is valid for this key only.
-        enrolment = msgspec.structs.replace(enrolment, spent=True)
-        await self._put(identity, enrolment, expected=record.version)
+        row = await self._update(row, public_key=public_key, spent=True)
         admitted = await asyncio.to_thread(
             self._admit, identity, enrolment.name, public_key, self._lifetime_s if name else None
         )
-        await self._put(identity, msgspec.structs.replace(enrolment, admitted=True))
+        await self._update(row, admitted=True)
         return admitted
 
     def _admit(self, identity: str, name: str, public_key: str, lifetime_s: float | None) -> EnrolledMachine:
@@ -256,22 +255,6 @@ class EnrolmentService:
         if left is not None and left <= 1 - RENEW_AT:
             return self._trust.renew(identity, lifetime_s=lifetime_s)
         return self._trust.document(identity)
-
-    async def _forget_old(self) -> None:
-        """Delete tokens whose identities have expired: brokers refuse them."""
-        for identity, enrolment in await self._all():
-            if enrolment.expires_at_s + REPLY_S < time.time():
-                await self._store.delete(TOKENS, identity)
-
-    async def _all(self) -> list[tuple[str, EnrolmentRecord]]:
-        records = await self._store.scan(TOKENS)
-        return [(record.key, msgspec.json.decode(record.value, type=EnrolmentRecord)) for record in records]
-
-    async def _put(self, identity: str, enrolment: EnrolmentRecord, expected: int | None = None) -> None:
-        try:
-            await self._store.put(TOKENS, identity, msgspec.json.encode(enrolment), expected_version=expected)
-        except store_api.TransactionConflict as error:
-            raise errors.Conflict("this token is being used concurrently") from error
 
 
 def machine_key(folder: pathlib.Path) -> nkeys.KeyPair:

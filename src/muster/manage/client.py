@@ -430,6 +430,25 @@ class ManageClient:
     async def delete_secret(self, name: str) -> rows.SecretDeleted:
         return await self._request(rows.SecretDeleted, "secret-delete", name=name)
 
+    # Enrolment tokens, for the domain's own process
+
+    async def enrolments(self) -> list[rows.EnrolmentRow]:
+        return [row async for row in self._pages(rows.EnrolmentRow, "enrolments")]
+
+    async def enrolment(self, token: str) -> rows.EnrolmentRow | None:
+        try:
+            return await self._read(rows.EnrolmentRow, "enrolment", token=token)
+        except errors.NotFound:
+            return None
+
+    async def set_enrolment(
+        self, token: str, enrolment: rows.Enrolment, *, version: int
+    ) -> rows.EnrolmentRow:
+        """``version``: of the row that was read, 0 for a new one: `errors.Conflict` if it has changed."""
+        return await self._request(
+            rows.EnrolmentRow, protocol.ENROLMENT_SET, token=token, enrolment=enrolment, version=version
+        )
+
     # The audit
 
     async def decisions(self, *, last: int = 100) -> list[messages.Decision]:

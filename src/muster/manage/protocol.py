@@ -48,6 +48,8 @@ TOPOLOGY = "topology"  # the label of brokers of a topology
 CHANGED = "changed"  # the event for a changed state
 SECRET = "secret"  # the verb of an agent that requests a secret
 RENEW, HELLO = "renew", "hello"
+#: The verbs of the process that issues and redeems enrolment tokens.
+ENROLMENT_READS, ENROLMENT_SET = ("enrolments", "enrolment"), "enrolment-set"
 HELLO_S = 30.0  # interval at which agents announce themselves
 INVENTORY_PAGE = 2_000  # resources in one announcement
 

@@ -16,6 +16,7 @@ from muster.predicates.analysis import type_check
 from muster.predicates.syntax import parser
 
 Counts = dict[str, int]
+ENROLMENT_KEPT_S = 7 * 86400.0  # how long an expired enrolment token still gets an error with the reason
 
 
 class ResourceRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -221,6 +222,27 @@ class SecretRow(msgspec.Struct, frozen=True, kw_only=True):
 
 class SecretDeleted(msgspec.Struct, frozen=True, kw_only=True):
     deleted: str
+
+
+class Enrolment(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of an enrolment token."""
+
+    name: str
+    by: str
+    expires_at_s: float
+    approved: bool
+    spent: bool = False
+    admitted: bool = False  # the admission was completed
+    machine: str = ""
+    public_key: str = ""  # of the machine that sent the first request
+
+
+class EnrolmentRow(msgspec.Struct, frozen=True, kw_only=True):
+    """``token``: its identity. ``version``: of this record."""
+
+    token: str
+    enrolment: Enrolment
+    version: int
 
 
 #: The states that a desired state asks for.

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 KIND = bootstrap_client.KIND
 ENROL = f"{KIND}.enrol"
 FORGOTTEN_LOOK_S = 5.0
+ENROLMENT_S = 10.0  # for a request to the registry: others wait meanwhile
 
 _ROLES = {
     "registry": roles.Role.REGISTRY,
@@ -62,7 +63,9 @@ class ManagementComponent:
     async def start(self, context: context_.ComponentContext) -> None:
         self._context = context
         self._enrolment = enrolment.EnrolmentService(
-            context.store, context.trust, lifetime_s=context.settings.trust.agent_lifetime_s
+            client.ManageClient(context.bus, timeout_s=ENROLMENT_S),
+            context.trust,
+            lifetime_s=context.settings.trust.agent_lifetime_s,
         )
         for name in _names(self._settings):
             self._children[name] = self._supervisor(name)

@@ -52,7 +52,11 @@ AGENT_VERBS = (
     "exec",  # a command that a receiver accepted
     protocol.SECRET,
 )  # for their own resources only, which the registry checks
-REQUIRED_ROLES = {protocol.RENEW: roles.Role.MANAGER, protocol.HELLO: roles.Role.AGENT}
+REQUIRED_ROLES = {
+    protocol.RENEW: roles.Role.MANAGER,
+    protocol.HELLO: roles.Role.AGENT,
+    **dict.fromkeys((*protocol.ENROLMENT_READS, protocol.ENROLMENT_SET), roles.Role.BOOTSTRAP),
+}
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):

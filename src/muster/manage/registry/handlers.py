@@ -23,6 +23,7 @@ from muster.manage.adapters import plugins
 from muster.manage.registry import (
     agent_selection,
     assignments,
+    enrolment_store,
     record_store,
     records,
     rollout,
@@ -40,11 +41,12 @@ if TYPE_CHECKING:
 READS = (
     *("plan", "get", "existing", "describe", "enumerate", "summary", "agents", "managers"),
     *("attributes", "check-condition", "rollouts", "rollout-steps", "secrets", "secret-key"),
-    *("orphans", "forgotten"),
+    *("orphans", "forgotten", *protocol.ENROLMENT_READS),
 )
 CHANGES = (
     *("apply", "create", "put", "rename", "delete", "drain", "undrain", "forget"),
     *("exec", "rollout", "pause", "resume", "secret-set", "secret-delete", protocol.SECRET),
+    protocol.ENROLMENT_SET,
 )
 NAMES_MAX = 1_000  # names in a reply; all are counted
 PAGE = 2_000  # rows in one reply, as far as they fit (`views.page`)
@@ -61,6 +63,7 @@ class RegistryHandlers:
         self._registry = registry
         self.rollouts = rollout_executor.RolloutExecutor(registry)
         self._secret_store = secret_store.SecretStore(registry, open_key)
+        self._enrolment_store = enrolment_store.EnrolmentStore(registry)
 
     def operations(self) -> list[server.RpcOperation]:
         """An RPC operation for each verb; the parameters of its method are its arguments.
@@ -93,6 +96,8 @@ class RegistryHandlers:
             if verb == "exec":
                 call.outcome, call.details = _outcome(result)
                 call.audited = operation not in _READS
+            if verb == protocol.ENROLMENT_SET:  # its sender records the request of the user or machine
+                call.audited = False
             return result
 
         return server.RpcOperation(
@@ -122,6 +127,8 @@ class RegistryHandlers:
                 return await self._secret_store.row(arguments["name"])
             case "secret-delete":
                 return rows.SecretDeleted(deleted=arguments["name"])
+            case protocol.ENROLMENT_SET:
+                return await self._enrolment_store.get(arguments["token"])
             case "rollout":
                 return await self.rollouts.row(rollout.rollout_id(request))
             case _:  # pause, resume
@@ -432,6 +439,17 @@ class RegistryHandlers:
 
     async def _secret_set(self, by: str, name: str, box: str) -> rows.SecretRow:
         return await self._secret_store.put(by, name, box)
+
+    async def _enrolments(self, after: str = "", limit: int = PAGE) -> dict[str, Any]:
+        return await self._enrolment_store.page(after, max(1, min(limit, PAGE)))
+
+    async def _enrolment(self, token: str) -> rows.EnrolmentRow:
+        return await self._enrolment_store.get(token)
+
+    async def _enrolment_set(
+        self, by: str, token: str, enrolment: rows.Enrolment, version: int
+    ) -> rows.EnrolmentRow:
+        return await self._enrolment_store.put(token, enrolment, version)
 
     async def _secret_delete(self, by: str, name: str) -> rows.SecretDeleted:
         await self._secret_store.delete(name)

@@ -55,7 +55,7 @@ def test_lists_of_a_large_fleet_come_in_pages():
 
         # Reasons may be of any length and in any script.
         status = protocol.ResourceStatus(reason="\N{CJK UNIFIED IDEOGRAPH-4E00}" * 4_000)
-        core.accept(records.RegistryChanges(statuses=dict.fromkeys(names[:500], (1, status))))
+        core.accept(records.RegistryChanges(statuses=dict.fromkeys(names[:500], status)))
         assert len(await world.client.get(*names[:500])) == 500
         assert len(await world.client.get()) == 3_000
 

@@ -16,6 +16,7 @@
     muster.manage.all.state.<resource>               a change of a resource's health, published by its manager
     muster.manage.all.event.<resource>               an event of a resource, forwarded by its manager
     muster.manage.log.decision.<what>                the audit, in the stream ``decisions``
+    muster.manage.log.registry.page and .body        the records of the registry, in the stream ``registry``
 
 A manager is identified by the epoch of its assignment, which is part of each operation; an adapter refuses a
 lower one.  The agent records the id and outcome of each operation, so a repeated request is not executed
@@ -36,6 +37,8 @@ doc = sections.field_doc
 
 PART = "manage"
 LEASE = f"{PART}.registry"
+STREAM = "registry"
+REGISTRY_LOG = subjects.log_subject(PART, "registry")
 PAGE, PAGE_BYTES = 1_000, 600_000  # assignments in one reply: below the size limit of a message
 CONFIG_BYTES_MAX = 256 << 10  # of one resource
 SPEC_BYTES_MAX = 512 << 10  # for one resource, with labels and dependencies

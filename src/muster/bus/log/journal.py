@@ -181,6 +181,11 @@ class LogJournal:
 
     # Appending.
 
+    @property
+    def last_request_ms(self) -> int:
+        """When the last request was executed, in the log's time."""
+        return next(reversed(self.requests.values())).at_ms if self.requests else 0
+
     def executed(self, request: str, now_ms: int) -> int | None:
         """The position of the request with this id, if it was executed lately."""
         while self.requests:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
@@ -57,14 +56,15 @@ class OwnedLog:
         bytes_max: int = 1 << 30,
         reserve_bytes: int = 1 << 20,
         on_applied: Callable[[int], None] = lambda position: None,
-        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        now_ms: Callable[[], int] = lambda: int(asyncio.get_running_loop().time() * 1000),
     ) -> None:
         self._stream = stream
         self._pages_subject = f"{subject}.page"
         self._body_subject = f"{subject}.body"
         self._journal = journal_.LogJournal(state, bytes_max=bytes_max, reserve_bytes=reserve_bytes)
         self._on_applied = on_applied
-        self._now_ms = now_ms
+        self._clock_ms = now_ms
+        self._ahead_ms = 0  # of the log's time
         self._tasks = tasks.TaskSupervisor(f"log {subject}")
         self._following: asyncio.Task[None] | None = None
         self._owner = False
@@ -106,6 +106,15 @@ class OwnedLog:
     @property
     def is_owned(self) -> bool:
         return self._owner
+
+    @property
+    def epoch(self) -> int:
+        """Of the last page."""
+        return self._journal.epoch
+
+    def executed(self, request: str) -> int | None:
+        """The position of the request with this id, if it was executed in the last minutes."""
+        return self._journal.executed(request, self._log_ms()) if request else None
 
     async def start(self) -> None:
         """Read what is stored, and follow it."""
@@ -204,10 +213,16 @@ class OwnedLog:
             if not (self._stopped or self._owner):
                 self._follow_on()
             raise
+        self._ahead_ms = self._journal.last_request_ms - self._clock_ms()
         self._owner = True
         self.lost.clear()
         await self._purge()
         events.info("log-owned", log=self._pages_subject, epoch=epoch, page=self._journal.last)
+
+    def _log_ms(self) -> int:
+        """The time of the log, which goes on where the former owner's last request was: requests are
+        recognised for their time also if the clocks of two owners differ."""
+        return self._clock_ms() + self._ahead_ms
 
     async def _fence(self, epoch: int) -> None:
         while True:
@@ -262,16 +277,15 @@ class OwnedLog:
         """
         if not self._owner:
             raise NotOwner("this process does not own the log")
-        now_ms = self._now_ms()
         if request:
-            executed = self._journal.executed(request, now_ms)
+            executed = self.executed(request)
             if executed is not None:
                 return api.Duplicate(executed)
             if (pending := self._pending.get(request)) is not None:
                 return api.Duplicate(await asyncio.shield(pending))
         transaction = journal_.LogTransaction(
             [pages.OwnedRecord(key, value) for key, value in changes],
-            pages.LogRequest(request, now_ms, 0) if request else None,
+            pages.LogRequest(request, self._log_ms(), 0) if request else None,
         )
         future = self._submit(transaction)
         if request:
@@ -377,7 +391,7 @@ class OwnedLog:
             self._oldest = await self._read_oldest()
         if self._oldest is None:
             return None
-        return self._journal.rewrite(self._oldest, self._now_ms())
+        return self._journal.rewrite(self._oldest, self._log_ms())
 
     async def _read_oldest(self) -> journal_.OldestPages:
         chosen = self._journal.oldest_pages()

@@ -82,11 +82,11 @@ class AssignmentProcessor:
         for name, owner in changes.owners.items():
             self._set_owner(name, owner)
             touched.add(name)
-        for name, record in changes.statuses.items():
-            if record is None:
+        for name, status in changes.statuses.items():
+            if status is None:
                 self.statuses.pop(name, None)
                 continue
-            before, status = self.statuses.get(name), record[1]
+            before = self.statuses.get(name)
             self.statuses[name] = status
             if before is None or (before.state in WORKS, before.generation) != (
                 status.state in WORKS,
@@ -440,7 +440,7 @@ class AssignmentProcessor:
             epoch = _next_epoch(changes, owner.epoch)
             changes.owners[to] = msgspec.structs.replace(owner, epoch=epoch)
             if name in self.statuses:
-                changes.statuses[to] = (epoch, self.statuses[name])
+                changes.statuses[to] = self.statuses[name]
         return changes
 
     def delete(self, names: Iterable[str], by: str, *, force: bool = False) -> records.RegistryChanges:
@@ -521,7 +521,7 @@ class AssignmentProcessor:
                 changes.owners[name] = None
                 changes.statuses[name] = None
             else:
-                changes.statuses[name] = (epoch, status)
+                changes.statuses[name] = status
                 resource = self.resources[name]
                 if resource.formerly and status.generation == resource.generation:
                     changes.resources[name] = msgspec.structs.replace(resource, formerly="")

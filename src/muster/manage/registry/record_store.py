@@ -80,11 +80,11 @@ class RegistryRecords:
                 also(tx)
             if changes.epoch > state.epoch:
                 tx.put(META, EPOCH, str(changes.epoch).encode())
-            for collection, key, value, epoch in _writes(changes):
+            for collection, key, value in _writes(changes):
                 if value is None:
                     tx.delete(collection, key)
                 else:
-                    tx.put(collection, key, value, epoch=epoch)
+                    tx.put(collection, key, value)
 
         await self.write(state.term, fill)
         return state.accept(changes)
@@ -118,7 +118,7 @@ class RegistryRecords:
             async for page in snapshot.load(STATUSES):
                 for record in page:
                     status = msgspec.json.decode(record.value, type=protocol.ResourceStatus)
-                    changes.statuses[record.key] = (record.epoch, status)
+                    changes.statuses[record.key] = status
         if identity != self._store.identity:
             if identity:
                 before = changes.epoch
@@ -136,18 +136,15 @@ class RegistryRecords:
         tx.put(META, IDENTITY, self._store.identity.encode())
 
 
-def _writes(changes: records.RegistryChanges) -> Iterator[tuple[str, str, bytes | None, int | None]]:
+def _writes(changes: records.RegistryChanges) -> Iterator[tuple[str, str, bytes | None]]:
     encode = msgspec.json.encode
     for request, number in changes.requests.items():
-        yield REQUESTS, request, None if number is None else b"%d" % number, None
+        yield REQUESTS, request, None if number is None else b"%d" % number
     for name, agent in changes.agents.items():
-        yield AGENTS, name, None if agent is None else encode(agent), None
+        yield AGENTS, name, None if agent is None else encode(agent)
     for name, resource in changes.resources.items():
-        yield RESOURCES, name, None if resource is None else encode(resource), None
+        yield RESOURCES, name, None if resource is None else encode(resource)
     for name, owner in changes.owners.items():
-        yield OWNERS, name, None if owner is None else encode(owner), None
-    for name, record in changes.statuses.items():
-        if record is None:
-            yield STATUSES, name, None, None
-        else:
-            yield STATUSES, name, encode(record[1]), record[0]
+        yield OWNERS, name, None if owner is None else encode(owner)
+    for name, status in changes.statuses.items():
+        yield STATUSES, name, None if status is None else encode(status)

@@ -57,9 +57,7 @@ class RegistryChanges:
 
     resources: dict[str, ResourceRecord | None] = field(default_factory=dict)
     owners: dict[str, ResourceOwner | None] = field(default_factory=dict)
-    statuses: dict[str, tuple[int, protocol.ResourceStatus] | None] = field(
-        default_factory=dict
-    )  # with its epoch
+    statuses: dict[str, protocol.ResourceStatus | None] = field(default_factory=dict)
     agents: dict[str, AgentRecord | None] = field(default_factory=dict)
     requests: dict[str, int | None] = field(default_factory=dict)  # executed, with their number
     epoch: int = 0

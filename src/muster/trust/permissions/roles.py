@@ -43,7 +43,7 @@ AUDIT = "decisions"  # the stream of the audit: every service adds to it, only a
 
 # The streams of a part, for code that searches for them.
 STREAMS = {
-    "manage": (AUDIT,),
+    "manage": ("registry", AUDIT),
     "monitor": ("reports", "summaries"),
     "pipeline": ("alerts", AUDIT, "system"),
     "notify": ("events", "matches", "notifications", "receivers"),
@@ -143,6 +143,7 @@ DUTIES = {
     Role.REGISTRY: RolePermissions(
         "stores the system state",
         serves=("manage",),
+        streams=("registry",),
         leases=("manage",),
     ),
     Role.BOOTSTRAP: RolePermissions(

@@ -13,9 +13,9 @@ from muster.app import home as app_home
 from muster.app import identities
 from muster.app.components import dispatcher, notifier
 from muster.app.operations import audit
-from muster.app.policy import responder
 from muster.core import errors
 from muster.gateways.uddi import registry
+from muster.loop import responder
 from muster.monitor import settings
 from muster.pipeline import settings as pipeline_settings
 from muster.trust import keyring

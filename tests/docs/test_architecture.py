@@ -42,6 +42,14 @@ def test_the_floors_are_listed_from_top_to_bottom():
     assert order == sorted(order)
 
 
+def test_the_readmes_picture_names_packages():
+    picture = re.search(r"sense ──>.*?\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert picture is not None
+    loop, *others = picture[1].strip().splitlines()
+    named = [*re.split(r"\s{3,}", loop)[:5], *re.findall(r"^ +([a-z]+) ", "\n".join(others), re.MULTILINE)]
+    assert {"loop", "core"} <= set(named) <= folders()
+
+
 @pytest.mark.parametrize("page", ["ARCHITECTURE.md", "docs/walkthrough.md"])
 def test_each_module_that_is_named_exists(page):
     named = re.findall(r"`([a-z_]+(?:/[a-z_]+)+\.py|[a-z_]+/[a-z_]+/)`", (ROOT / page).read_text())

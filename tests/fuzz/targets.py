@@ -20,7 +20,6 @@ import msgspec
 import pyarrow as pa
 
 from muster.app import settings as app_settings
-from muster.app.policy import reaction_rules, response_rules
 from muster.bus import message_format
 from muster.bus.client import broker_errors, counters
 from muster.bus.client import parser as client_parser
@@ -33,6 +32,7 @@ from muster.core.settings import loader
 from muster.gateways.soap import addresses, envelope, xsd_types
 from muster.gateways.uddi.model import schema as uddi_schema
 from muster.inform import protocol as inform_protocol
+from muster.loop import reaction_rules, response_rules
 from muster.manage import manifest
 from muster.manage.adapters import plugins
 from muster.message import destinations, selectors

@@ -25,7 +25,6 @@ import pytest
 from muster.app import domain, home, identities, service_manager
 from muster.app import settings as app_settings
 from muster.app.components import component, dispatcher, factories, management
-from muster.app.policy import reaction_rules, reactions
 from muster.app.supervisor import dispatcher_process, server_process, worker
 from muster.bus import api, leases
 from muster.bus.http import client as http_client
@@ -42,6 +41,7 @@ from muster.core.telemetry import metrics
 from muster.gateways import udp
 from muster.gateways.soap import asgi
 from muster.gateways.soap import server as soap_server
+from muster.loop import reaction_rules, reactions
 from muster.manage import settings as manage_settings
 from muster.manage.adapters import systemd
 from muster.manage.direct import links

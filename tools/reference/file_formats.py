@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from muster.app import file_formats
-from muster.app.policy import reaction_rules, response_rules
 from muster.core.settings import sections
+from muster.loop import reaction_rules, response_rules
 from muster.manage import manifest, protocol, topologies
 from muster.manage.adapters import health_checks, http, plugins, process
 from muster.pipeline.alerts import notifications, rules

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from muster.app.policy import reaction_rules, response_rules
+from muster.loop import reaction_rules, response_rules
 from muster.manage import manifest
 from muster.manage.adapters import plugins
 from muster.pipeline.alerts import notifications, rules

@@ -7,10 +7,10 @@ they enable.
 from __future__ import annotations
 
 from muster.app.export import settings as export_settings
-from muster.app.policy import settings as policy_settings
 from muster.core.settings import domain
 from muster.gateways.soap import settings as soap_settings
 from muster.inform import settings as inform_settings
+from muster.loop import settings as loop_settings
 from muster.manage import settings as manage_settings
 from muster.message import settings as message_settings
 from muster.monitor import settings as monitor_settings
@@ -29,8 +29,8 @@ class Settings(domain.BaseSettings, frozen=True, kw_only=True):
     inform: inform_settings.InformSettings = inform_settings.InformSettings()
     message: message_settings.MessageSettings = message_settings.MessageSettings()
     pipeline: pipeline_settings.PipelineSettings = pipeline_settings.PipelineSettings()
-    responder: policy_settings.ResponderSettings = policy_settings.ResponderSettings()
-    reactions: policy_settings.ReactionSettings = policy_settings.ReactionSettings()
+    responder: loop_settings.ResponderSettings = loop_settings.ResponderSettings()
+    reactions: loop_settings.ReactionSettings = loop_settings.ReactionSettings()
     syslog: export_settings.SyslogSettings = export_settings.SyslogSettings()
     soap: soap_settings.SoapSettings = soap_settings.SoapSettings()
     web: web_settings.WebSettings = web_settings.WebSettings()

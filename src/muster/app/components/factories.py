@@ -15,6 +15,7 @@ from muster.app.components import (
     component,
     dispatcher,
     information_nodes,
+    loop,
     management,
     monitor,
     notifier,
@@ -23,7 +24,6 @@ from muster.app.components import (
     web,
 )
 from muster.app.export import otlp_activities, syslog_export
-from muster.app.policy import reactions, responder
 from muster.app.supervisor import domain_tree
 
 #: From the settings to a component, or None if the settings do not enable it on this machine.
@@ -55,10 +55,10 @@ FACTORIES: Sequence[Factory] = (
         else None
     ),
     lambda settings: pipeline.PipelineComponent(settings.pipeline) if settings.pipeline.enabled else None,
-    lambda settings: responder.ResponderComponent(settings.responder) if settings.responder.rules else None,
+    lambda settings: loop.ResponderComponent(settings.responder) if settings.responder.rules else None,
     lambda settings: (
-        reactions.ReactionComponent(settings.reactions)
-        if reactions.are_due(settings.reactions, settings.domain.folder)
+        loop.ReactionComponent(settings.reactions)
+        if loop.reactions_are_due(settings.reactions, settings.domain.folder)
         and (settings.notify.enabled or settings.reactions.rules)
         else None
     ),

@@ -40,8 +40,8 @@ import msgspec
 import muster
 from muster.app import certificates, domain, home, identities
 from muster.app import settings as app_settings
+from muster.app.components import loop
 from muster.app.operations import audit, rule_files
-from muster.app.policy import reactions
 from muster.app.supervisor import domain_tree
 from muster.bus.client import client
 from muster.bus.streams import snapshots
@@ -68,7 +68,7 @@ CONTENTS = {
     "certs": AS_IT_IS,
     "web": AS_IT_IS,  # tokens, the key of logins, ended logins
     audit.FOLDER: AS_IT_IS,
-    reactions.MARK: AS_IT_IS,
+    loop.MARK: AS_IT_IS,
     "keys": OTHERWISE,
     "store.db": OTHERWISE,
     "brokers": OTHERWISE,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from muster.app import settings as app_settings
-from muster.app.policy import reaction_rules, response_rules
 from muster.core import errors, files
+from muster.loop import reaction_rules, response_rules
 from muster.pipeline.alerts import rule_file
 
 KEYS = "pipeline.rules", "responder.rules", "reactions.rules"

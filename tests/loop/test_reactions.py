@@ -15,12 +15,12 @@ import pytest
 
 from muster.app import domain
 from muster.app import settings as app_settings
-from muster.app.components import factories
-from muster.app.policy import reaction_rules, reactions, responder
-from muster.app.policy import settings as policy_settings
+from muster.app.components import factories, loop
 from muster.bus.memory import network
 from muster.core import errors, messages
 from muster.core.settings import loader
+from muster.loop import reaction_rules, reactions
+from muster.loop import settings as loop_settings
 from muster.manage import client as manage
 from muster.manage import rows
 from muster.notify import client as notify
@@ -242,24 +242,24 @@ async def test_receivers_leave_when_there_are_no_rules_any_more(tmp_path: Path, 
             await receivers.define(model)
         for path, left in ((str(rules), ["bootstrap/web"]), ("", [])):
             settings, supervisor = (
-                policy_settings.ReactionSettings(rules=path),
+                loop_settings.ReactionSettings(rules=path),
                 tasks.TaskSupervisor("reactions"),
             )
-            assert reactions.are_due(settings, tmp_path)
-            part = reactions.ReactionComponent(settings)
+            assert loop.reactions_are_due(settings, tmp_path)
+            part = loop.ReactionComponent(settings)
             async with await net.connect("bootstrap") as bus:
                 folder = types.SimpleNamespace(root=tmp_path)
                 context: Any = types.SimpleNamespace(bus=bus, folder=folder, tasks=supervisor)
                 await part.start(context)
 
-                def is_ready(part: reactions.ReactionComponent = part) -> bool:
+                def is_ready(part: loop.ReactionComponent = part) -> bool:
                     return not part.health().reason
 
                 await eventually(is_ready, timeout_s=60)
                 await supervisor.close()
             listed = (await queries.list_receivers(other, complete=True)).receivers
             assert [row.receiver for row in listed] == left
-    assert not reactions.are_due(policy_settings.ReactionSettings(), tmp_path)
+    assert not loop.reactions_are_due(loop_settings.ReactionSettings(), tmp_path)
 
 
 @pytest.mark.virtual_time
@@ -377,7 +377,7 @@ async def test_a_managed_resource_obeys_the_event_that_an_alert_leads_to(tmp_pat
         )
         operator = await stack.enter_async_context(await running.connect("ann", roles.Role.OPERATOR))
         receivers = await stack.enter_async_context(notify.NotifyClient(operator))
-        part = running.part(reactions.ReactionComponent)
+        part = running.part(loop.ReactionComponent)
         fleet = manage.ManageClient(operator)
         entry = {"type": "memory", "agent": "local", "group": "shop"}
         await fleet.apply(msgspec.json.encode({"resources": [{"name": "web", **entry}]}).decode(), wait_s=60)
@@ -451,7 +451,7 @@ async def test_the_responder_answers_what_happens_after_it_was_enabled_and_nothi
     enabled = {"responder.rules": str(tmp_path / "responses.yaml")}
     async with contextlib.AsyncExitStack() as stack:
         running = await stack.enter_async_context(domain_of(**enabled))
-        part = running.part(responder.ResponderComponent)
+        part = running.part(loop.ResponderComponent)
         receivers = await stack.enter_async_context(
             notify.NotifyClient(
                 await stack.enter_async_context(await running.connect("ear", roles.Role.USER))
@@ -462,13 +462,13 @@ async def test_the_responder_answers_what_happens_after_it_was_enabled_and_nothi
         await receivers.advertise("ear", "Listener", {}, policy="news")
 
         async def begun() -> bool:
-            return await running.store.get(responder.COLLECTION, responder.POSITION) is not None
+            return await running.store.get(loop.COLLECTION, loop.POSITION) is not None
 
         await eventually(begun)
         assert part.health().facts["sent"] == 0
         await publish(running, alert(3, age_s=30 * 86400), alert(4))
         await eventually(lambda: part.health().facts["sent"] == 1)
-        kept = await running.store.get(responder.COLLECTION, responder.POSITION)
+        kept = await running.store.get(loop.COLLECTION, loop.POSITION)
         assert kept is not None
         assert int(kept.value) >= 3
         assert running.metrics.value("muster_responses_total", outcome="too-old") == 1

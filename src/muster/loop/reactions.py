@@ -19,15 +19,11 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 
-from muster.app.components import component
-from muster.app.components import context as context_
-from muster.app.policy import reaction_rules
-from muster.app.policy import settings as policy_settings
 from muster.bus import api
-from muster.core import errors, files, health, messages
+from muster.core import errors, messages
 from muster.core.telemetry import log
+from muster.loop import reaction_rules
 from muster.manage import client as manage
 from muster.manage import protocol, rows
 from muster.manage.agent import operation_log
@@ -36,48 +32,11 @@ from muster.notify import protocol as notify_protocol
 from muster.notify import queries
 from muster.supervision import tasks
 
-events = log.EventLog("app")
+events = log.EventLog("loop")
 
 RETRY_S, RETRY_S_MAX = 0.5, 30.0
 RESCAN_S = 10.0  # for changes that no state change announces, as of a label
 PAGE = 1_000  # receivers of one query
-MARK = "reactions"  # a file in the domain's folder while there may be receivers
-
-
-class ReactionComponent:
-    name = "reactions"
-    depends_on: Sequence[str] = ("notify",)
-    vital = False
-
-    def __init__(self, settings: policy_settings.ReactionSettings) -> None:
-        self._settings = settings
-        self._problem = "starting"
-        self._receivers = 0
-        self._mark: Path
-
-    async def start(self, context: context_.ComponentContext) -> None:
-        self._mark = context.folder.root / MARK
-        rules: Sequence[reaction_rules.ReactionSpec] = ()
-        if self._settings.rules:
-            rules = reaction_rules.load(await asyncio.to_thread(Path(self._settings.rules).read_text))
-            await asyncio.to_thread(files.write, self._mark, b"")
-        context.tasks.loop("reactions", ResourceReceivers(context.bus, rules, self._report).run)
-
-    async def stop(self) -> None: ...
-
-    def health(self) -> component.ComponentHealth:
-        state = health.HealthState.LATE if self._problem else health.HealthState.UP
-        return component.ComponentHealth(state, self._problem, {"reaction_receivers": self._receivers})
-
-    def _report(self, receivers: int, problem: str) -> None:
-        self._receivers, self._problem = receivers, problem
-        if not self._settings.rules and not problem:
-            self._mark.unlink(missing_ok=True)  # all have left
-
-
-def are_due(settings: policy_settings.ReactionSettings, folder: Path) -> bool:
-    """Whether there are rules, or receivers of earlier rules are to leave."""
-    return bool(settings.rules) or (folder / MARK).exists()
 
 
 class ResourceReceivers:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.app.policy import response_rules
 from muster.core import errors, messages
+from muster.loop import response_rules
 from muster.predicates.backends import python
 from muster.predicates.syntax import parser
 

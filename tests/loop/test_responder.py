@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from muster.app.policy import responder
-from muster.app.policy import settings as policy_settings
+from muster.app.components import loop
 from muster.core import health, messages
 from muster.core.telemetry import log, metrics
+from muster.loop import responder
+from muster.loop import settings as loop_settings
 from muster.notify import client as notify
 from muster.pipeline import protocol
 from muster.store import database
@@ -45,14 +46,14 @@ async def world(connect: Any, tmp_path: Path) -> Any:
     (tmp_path / "responses.yaml").write_text(RULES)
     supervisor = tasks.TaskSupervisor("responder")
     async with await database.open(f"sqlite:{tmp_path / 'store.db'}") as store:
-        await store.put(responder.COLLECTION, responder.POSITION, b"0")
+        await store.put(loop.COLLECTION, loop.POSITION, b"0")
 
         async def connected(identity: str, _: object) -> Any:
             return await connect(identity)
 
         yield SimpleNamespace(
-            part=responder.ResponderComponent(
-                policy_settings.ResponderSettings(rules=str(tmp_path / "responses.yaml"))
+            part=loop.ResponderComponent(
+                loop_settings.ResponderSettings(rules=str(tmp_path / "responses.yaml"))
             ),
             bus=await connect("pipeline"),
             store=store,
@@ -65,7 +66,7 @@ async def world(connect: Any, tmp_path: Path) -> Any:
 
 
 async def position(world: Any) -> int:
-    kept = await world.store.get(responder.COLLECTION, responder.POSITION)
+    kept = await world.store.get(loop.COLLECTION, loop.POSITION)
     return int(kept.value)
 
 

@@ -14,7 +14,7 @@ strings, so that a name cannot change the meaning of the address.
 A response only notifies.  The receiver's policy decides whether it accepts the event; an accepted command
 goes to the resource's manager.
 
-Pure: `matching_notifications` decides, `muster.app.policy.responder` sends.
+Pure: `matching_notifications` decides, `muster.loop.responder` sends.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import msgspec
 from muster.core import errors, messages
 from muster.core.formats import yaml
 from muster.core.settings import sections
+from muster.loop import placeholders
 from muster.predicates import ast, types
 from muster.predicates.analysis import type_check
 from muster.predicates.backends import python
@@ -46,8 +47,6 @@ _MODEL = {
 }
 _PLACEHOLDERS = tuple(name for name, kind in _MODEL.items() if kind == types.STRING)
 
-Value = str | int | float | bool
-
 
 class ResponseSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which alert sends which event to which receivers."""
@@ -56,7 +55,7 @@ class ResponseSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     event: Annotated[str, doc("The type of the event.")]
     to: Annotated[str, doc("Address: a predicate over receivers' states. Placeholders become strings.")]
     content: Annotated[
-        dict[str, Value],
+        dict[str, placeholders.Value],
         doc("The event's content. {rule}, {about}, {kind}, {name}, {severity} and {state} are replaced."),
     ] = {}
     when: Annotated[
@@ -74,7 +73,7 @@ class ResponseFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @dataclass(frozen=True, slots=True)
 class NotificationTemplate:
     type: str
-    content: Mapping[str, Value]
+    content: Mapping[str, placeholders.Value]
     address: str
     durable: bool
 
@@ -99,11 +98,13 @@ def matching_notifications(
 ) -> list[NotificationTemplate]:
     """The notifications for this alert, in the order of the rules."""
     attributes = _attributes(alert)
+    texts = {name: attributes[name] for name in _PLACEHOLDERS}
+    quoted = {name: printer.quoted(text) for name, text in texts.items()}
     return [
         NotificationTemplate(
             response.event,
-            {name: _filled(value, attributes) for name, value in response.content.items()},
-            _filled_text(response.to, {word: printer.quoted(attributes[word]) for word in _PLACEHOLDERS}),
+            placeholders.fill_all(response.content, texts),
+            placeholders.fill(response.to, quoted),
             response.durable,
         )
         for rule in rules
@@ -115,7 +116,7 @@ def _rule(place: int, response: ResponseSpec) -> ResponseRule:
     sample = dict.fromkeys(_PLACEHOLDERS, printer.quoted("x"))
     try:
         condition = _parsed(response.when, _MODEL)
-        _parsed(_filled_text(response.to, sample), None)
+        _parsed(placeholders.fill(response.to, sample), None)
     except errors.InvalidInput as error:
         raise errors.InvalidInput(f"response {place} (to alert {response.alert!r}): {error}") from error
     return ResponseRule(response, python.compile(condition))
@@ -139,22 +140,3 @@ def _attributes(alert: messages.Alert) -> dict[str, Any]:
         "state": alert.state.value,
         "value": alert.value,
     }
-
-
-def _filled(value: Value, attributes: Mapping[str, Any]) -> Value:
-    return _filled_text(value, attributes) if isinstance(value, str) else value
-
-
-def _filled_text(template: str, values: Mapping[str, Any]) -> str:
-    """Replace in one pass, so that inserted values are not expanded again."""
-    out, rest = [], template
-    while "{" in rest:
-        before, _, after = rest.partition("{")
-        word, closed, behind = after.partition("}")
-        if closed and word in _PLACEHOLDERS:
-            out += [before, str(values[word])]
-            rest = behind
-        else:
-            out += [before, "{"]
-            rest = after
-    return "".join([*out, rest])

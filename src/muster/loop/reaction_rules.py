@@ -11,7 +11,7 @@
 the resource.  With ``operation``, each accepted event executes this operation, and the event needs no
 attribute of that name.
 
-Pure: `receivers` decides, `muster.app.policy.reactions` acts.
+Pure: `receivers` decides, `muster.loop.reactions` acts.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import msgspec
 from muster.core import errors
 from muster.core.formats import yaml
 from muster.core.settings import sections
+from muster.loop import placeholders
 from muster.manage import rows
 from muster.predicates.backends import python
 from muster.predicates.syntax import parser
@@ -32,8 +33,6 @@ from muster.predicates.syntax import parser
 doc = sections.field_doc
 
 PLACEHOLDERS = ("name", "type", "group", "agent", "state")
-
-Value = str | int | float | bool
 
 
 class ReactionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,7 +45,7 @@ class ReactionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     model: Annotated[str, doc("The model of the receivers' states.")]
     policy: Annotated[str, doc("Which events the resources accept, from which senders.")]
     state: Annotated[
-        dict[str, Value],
+        dict[str, placeholders.Value],
         doc("The receivers' states. {name}, {type}, {group}, {agent} and {state} are replaced."),
     ] = {}
     operation: Annotated[str, doc("The operation that each accepted event executes.")] = ""
@@ -68,7 +67,7 @@ class ResourceReceiver:
     """A resource as a receiver."""
 
     rule: ReactionSpec
-    state: Mapping[str, Value]
+    state: Mapping[str, placeholders.Value]
 
 
 def load(source: str) -> tuple[ReactionSpec, ...]:
@@ -96,7 +95,8 @@ def receivers(
     receivers_by_name: dict[str, ResourceReceiver] = {}
     for rule, selected in zip(rules, resources, strict=True):
         for row in selected:
-            state = {name: _filled(value, row) for name, value in rule.state.items()}
+            facts = {name: getattr(row, name) for name in PLACEHOLDERS}
+            state = placeholders.fill_all(rule.state, facts)
             receivers_by_name.setdefault(row.name, ResourceReceiver(rule, state))
     return receivers_by_name
 
@@ -109,11 +109,3 @@ def requested_operation(rule: ReactionSpec, content: Mapping[str, Any]) -> str |
     if not isinstance(operation, str) or (rule.operations and operation not in rule.operations):
         return None
     return operation
-
-
-def _filled(value: Value, row: rows.ResourceRow) -> Value:
-    if not isinstance(value, str):
-        return value
-    for name in PLACEHOLDERS:
-        value = value.replace(f"{{{name}}}", str(getattr(row, name)))
-    return value

@@ -164,6 +164,13 @@ def test_a_users_day(shell: Shell, tmp_path: Path) -> None:
     )
     assert [row["name"] for row in rows(shell("targets", "tier = 'back' AND os = 'linux'"))] == ["db"]
     assert [row["name"] for row in rows(shell("get", "--where", "group = 'web'"))] == ["web-1", "web-2"]
+    assert rows(
+        shell(
+            "sql",
+            'SELECT r."group", count(*) AS n, max(a.zone) AS zone FROM resources r '
+            "JOIN agents a ON a.name = r.agent GROUP BY ALL ORDER BY ALL",
+        )
+    ) == [{"group": "data", "n": 1, "zone": "default"}, {"group": "web", "n": 2, "zone": "default"}]
     assert "ready" in json.dumps(shell("logs", "db"))
     shown = shell.text("get")
     assert "web-1" in shown

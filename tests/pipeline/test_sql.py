@@ -16,7 +16,9 @@ import pytest
 from deltalake.fs import DeltaStorageHandler
 from pyarrow import fs
 
+from muster.cli.monitoring import registry_tables
 from muster.core import errors
+from muster.manage import rows
 from muster.pipeline.history import delta, export, search, sql, storage, tables
 from muster.testing import child_process
 from muster.web.data import sql_runner
@@ -42,6 +44,29 @@ def test_a_select_reads_every_table_and_the_view(root):  # noqa: F811
     for name in (*tables.definitions(), tables.ALERTS_CURRENT):
         assert sql.query(root, f"SELECT count(*) AS n FROM {name}").table.num_rows == 1
     assert sql.query(root, "EXPLAIN SELECT 1").table.num_rows
+
+
+def test_tables_of_the_registry_are_joined_with_the_history(root):  # noqa: F811
+    resource = rows.ResourceRow(
+        name="web-1", type="process", agent="m3", desired="up", state="down", generation=1
+    )
+    agent = rows.AgentRow(name="m3", labels={"tier": "front"}, types=["process", "file"])
+    more = {
+        "resources": registry_tables.to_table(rows.ResourceRow, [resource]),
+        "agents": registry_tables.to_table(rows.AgentRow, [agent]),
+        "rollouts": registry_tables.to_table(rows.RolloutRow, []),
+    }
+    text = """SELECT r.name, r.manager, a.types[1] AS kind, a.labels->>'tier' AS tier, count(*) AS reports
+        FROM RESOURCES r JOIN agents a ON a.name = r.agent JOIN nodes n ON n.machine = a.name GROUP BY ALL"""
+    assert sql.table_names(text) == {"resources", "agents", "nodes"}
+    (row,) = sql.rows(sql.query(root, text, more=more).table)
+    assert row == {"name": "web-1", "manager": None, "kind": "process", "tier": "front", "reports": 3}
+    without_history = sql.query(None, "SELECT count(*) AS n, max(at_ms) AS last FROM rollouts", more=more)
+    assert sql.rows(without_history.table) == [{"n": 0, "last": None}]
+    with pytest.raises(errors.InvalidInput, match="nodes"):
+        sql.query(None, "FROM nodes", more=more)
+    answer = driver.quick("sql", "FROM resources", "--as-of", "1h", "--dir", root)
+    assert "--as-of is for tables of the history, not for resources" in answer.err
 
 
 def test_only_the_files_of_the_period_are_read(root, monkeypatch):  # noqa: F811

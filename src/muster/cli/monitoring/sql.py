@@ -1,4 +1,4 @@
-"""``muster sql``: SQL over the tables of the history."""
+"""``muster sql``: SQL over the tables of the history and of the registry."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from muster.cli import command, output
+from muster.cli import command, connection, output, registry_calls
 from muster.cli.monitoring import history as history_
 from muster.core import files, units
 
@@ -33,6 +33,10 @@ class SqlCommand(command.MusterCommand):
         (
             "muster sql \"SELECT * FROM hourly WHERE machine = 'web-7'\" -o parquet --to web-7.parquet",
             "to a file",
+        ),
+        (
+            'muster sql "SELECT state, count(*) FROM resources GROUP BY state"',
+            "of the registry, as of now",
         ),
         (
             'muster sql --spark "SELECT count(DISTINCT machine) FROM nodes"',
@@ -70,30 +74,49 @@ def sql(
     to: Path | None,
     root: str | None,
 ) -> None:
-    """Run a SELECT over the tables of the history.
+    """Run a SELECT over the tables of the history and of the registry.
 
-    The tables are nodes, groups, alerts and hourly; alerts_current is a view. See docs/reference/history.md.
+    The tables of the history are nodes, groups, alerts and hourly; alerts_current is a view. See
+    docs/reference/history.md. Those of the registry are resources, agents, managers, rollouts, secrets
+    (without values) and orphans, with the columns of `-o wide` of the other commands; nested values are JSON.
     DuckDB runs the query in this process, without access to files or the network; --spark runs it on the
     configured master, for more data than one machine can process.
 
     If the columns do not fit into the terminal, each row is printed as a list of its values; -o wide prints
     the table in any case.
     """
-    location = history_.resolve_root(invocation, root)
     moment = history_.as_of_moment(as_of)
     rows = limit if limit > 0 else None
     if on_spark:
+        location = history_.resolve_root(invocation, root)
         table, truncated = _with_spark(invocation, location, query, rows, moment)
     else:
         from muster.pipeline.history import sql as sql_
 
         limits = sql_.SqlLimits(timeout_s, memory_bytes, rows)
+        names = sql_.table_names(query)
+        more = _of_registry(invocation, names, moment)
+        of_history = history_.resolve_root(invocation, root) if names - more.keys() or not names else None
         with invocation.printer.waiting("running the query"):
-            result = sql_.query(location, query, limits, as_of=moment)
+            result = sql_.query(of_history, query, limits, as_of=moment, more=more)
         table, truncated = result.table, result.truncated
     _write(invocation, table, to)
     if truncated:
         invocation.printer.note(f"only the first {limit:,} rows; -n sets another limit")
+
+
+def _of_registry(invocation: command.Invocation, names: set[str], moment: Any) -> dict[str, Any]:
+    """Those of the tables that are the registry's."""
+    from muster.cli.monitoring import registry_tables
+
+    names = names & registry_tables.TABLES.keys()
+    if names and moment is not None:
+        raise click.UsageError(f"--as-of is for tables of the history, not for {', '.join(sorted(names))}")
+    if not names:
+        return {}
+    return registry_calls.call_registry(
+        invocation, connection.ConnectionOptions(), lambda fleet: registry_tables.read(fleet, names)
+    )
 
 
 def _with_spark(

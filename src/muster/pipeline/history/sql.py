@@ -1,7 +1,8 @@
 """SQL over the history with DuckDB, embedded: one SELECT, limited in time, memory and rows.
 
-The tables and the view `alerts_current` are registered by name; nothing else can be read.  Access to files
-and the network is disabled, extensions are not loaded, and the configuration is locked before the query runs.
+The tables of the history with the view `alerts_current`, and those that the caller has in memory, are
+registered by name; nothing else can be read.  Access to files and the network is disabled, extensions are not
+loaded, and the configuration is locked before the query runs.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import decimal
 import itertools
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,21 +67,31 @@ class _SqlDataset(ds.UnionDataset):  # type: ignore[misc] # pyarrow has no types
         return _SqlScanner(super().scanner(columns=columns, filter=filter))
 
 
+def table_names(text: str) -> set[str]:
+    """The names of the tables that a query reads, in lower case."""
+    _require_select(text)
+    try:
+        return {name.lower() for name in duckdb.get_table_names(text)}
+    except duckdb.Error as error:
+        raise errors.InvalidInput(f"SQL: {_message(error)}") from error
+
+
 def query(
-    root: storage.Root,
+    root: storage.Root | None,
     text: str,
     limits: SqlLimits | None = None,
     *,
     as_of: datetime.datetime | int | None = None,
+    more: Mapping[str, pa.Table] | None = None,
 ) -> SqlResult:
-    """The result of a SELECT over the tables of a history."""
+    """The result of a SELECT over the tables of a history, if there is one, and ``more`` tables."""
     limits = limits or SqlLimits()
     _require_select(text)
     batches: list[pa.RecordBatch] = []
     count = 0
     with (
         _translated(limits),
-        _connection(root, limits, as_of) as database,
+        _connection(root, limits, as_of, more or {}) as database,
         _deadline(database, limits.seconds),
     ):
         reader = database.sql(text).to_arrow_reader(ROWS_AT_ONCE)
@@ -110,7 +121,10 @@ def _require_select(text: str) -> None:
 
 @contextlib.contextmanager
 def _connection(
-    root: storage.Root, limits: SqlLimits, as_of: datetime.datetime | int | None
+    root: storage.Root | None,
+    limits: SqlLimits,
+    as_of: datetime.datetime | int | None,
+    more: Mapping[str, pa.Table],
 ) -> Iterator[duckdb.DuckDBPyConnection]:
     settings: dict[str, Any] = {
         "enable_external_access": "false",
@@ -124,7 +138,10 @@ def _connection(
     with duckdb.connect(config=settings) as database:
         database.execute("SET TimeZone = 'UTC'")
         database.execute("SET python_enable_replacements = false")
-        _register(database, root, as_of)
+        for name, table in more.items():
+            database.register(name, table)
+        if root is not None:
+            _register(database, root, as_of)
         database.execute("SET lock_configuration = true")
         yield database
 

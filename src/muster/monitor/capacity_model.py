@@ -1,6 +1,6 @@
 """The analytic model of a hierarchy: propagation time, staleness and number of machines.
 
-The terms are those of the paper (`seeds` 004).  Level 0 is the sensor; level i receives from n_i senders
+The terms are those of the paper.  Level 0 is the sensor; level i receives from n_i senders
 below.
 
     (1)  prop(0) = hold(0)

@@ -4,8 +4,8 @@ The costs are those of a realistic fleet (20 machines a group, 20 to 50 metrics 
 core of the machine of `benchmarks/results`:
 
 - `SOURCE_US`, `SHARD_US`: `python -m benchmarks.pipeline_state realistic 100000 4`, for each report;
-- `MERGE_US`: for each group of a window at the driver, which is one process. The same command has 98; the
-  process used 138 in a run of `benchmarks.pipeline_domain` on a busy machine, with what publishing takes;
+- `MERGE_US`: for each group of a window at the driver, which is one process. The same command has 98; it
+  used 138 in a run of ``benchmarks/pipeline_domain.py``, on a busy machine, with what publishing takes;
 - `SPARK_US`: Spark's Java process; assumed, with a reserve: `benchmarks/results/pipeline.json` has 6.1 % of
   two cores for 100,000 plain reports a second, which is 1.2;
 - `STREAM_BYTES`, `HISTORY_BYTES`, `STATE_BYTES`: bytes of a report in the stream and in merged files of the

@@ -37,7 +37,7 @@ class _CachedRecord:
 
 
 class TopicPermissions:
-    """Which topics and queues an identity may use; see `May` of the dispatcher.
+    """Which topics and queues an identity may use; as the dispatcher asks (``May``).
 
     For topics, this is the decision the broker would make. Queues are checked only by the dispatcher.
     """

@@ -47,7 +47,7 @@ class ServerBinary:
     version: Version
 
     def require(self, feature: str) -> None:
-        """`errors.MissingPart` if this version cannot do it."""
+        """`errors.MissingDependency` if this version cannot do it."""
         (row,) = (row for row in FEATURES if row.name == feature)
         if self.version < row.since:
             raise errors.MissingDependency(

@@ -69,7 +69,7 @@ class SimulatedSubscription:
 
 
 class SimulatedBus(lifecycle.ClosingContext):
-    """See `api.Bus`; made by `network.Network.connect`."""
+    """See `api.Bus`; made by `network.SimulatedNetwork.connect`."""
 
     def __init__(self, net: network.SimulatedNetwork, identity: str, node: str, session: int) -> None:
         self.net = net

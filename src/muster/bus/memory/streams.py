@@ -248,7 +248,7 @@ class _Reading(lifecycle.ClosingContext):
 
 
 class SimulatedOrderedConsumer(_Reading):
-    """See `api.Following`."""
+    """See `api.OrderedConsumer`."""
 
     def __init__(self, stream: SimulatedStream, first: int, patterns: Sequence[str], *, strict: bool) -> None:
         super().__init__(stream)
@@ -281,7 +281,7 @@ class SimulatedOrderedConsumer(_Reading):
 
 
 class LastOfEach(_Reading):
-    """See `keyvalue.Messages`: as weak as a broker's consumer.
+    """See `key_value.BucketMessages`: as weak as a broker's consumer.
 
     A replay has the sequences that existed at its start, and takes time: a value that is replaced during the
     replay is missing from it, and follows later. Over a new connection, and after a failure, another replay
@@ -323,7 +323,7 @@ class LastOfEach(_Reading):
 
 
 class SimulatedDelivery:
-    """See `api.Delivery`."""
+    """See `consumer_api.StreamDelivery`."""
 
     def __init__(
         self, bus: connection.SimulatedBus, stream: str, consumer: str, message: api.StoredMessage, count: int
@@ -345,7 +345,7 @@ class SimulatedDelivery:
 
 
 class SimulatedConsumer:
-    """See `api.Consumer`."""
+    """See `consumer_api.StreamConsumer`."""
 
     def __init__(self, bus: connection.SimulatedBus, stream: SimulatedStream, name: str) -> None:
         self._bus = bus

@@ -10,7 +10,7 @@ repetition is a new request, unless the service has stored `RpcCall.request_id` 
 
 Every operation that changes something leaves one record in the audit: done, refused, failed, or in doubt when
 it was cancelled or timed out.  Exempt are writes whose own log names the writer (``audited=False``), and
-refused requests beyond the budget of their identity, which are counted (`auditing.Refusals`).
+refused requests beyond the budget of their identity, which are counted (`request_audit.Refusals`).
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ async def ensure(
 
 
 class NatsDelivery:
-    """See `api.Delivery`."""
+    """See `consumer_api.StreamDelivery`."""
 
     __slots__ = ("_reply", "_wire", "message", "redelivered")
 
@@ -91,7 +91,7 @@ class _Pull:
 
 
 class NatsConsumer:
-    """See `api.Consumer`."""
+    """See `consumer_api.StreamConsumer`."""
 
     def __init__(self, storage: jetstream.JetStreamApi, stream: str, name: str) -> None:
         self._api = storage

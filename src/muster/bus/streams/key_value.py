@@ -199,7 +199,7 @@ class StreamKeyValue:
 
 
 class StreamKeyWatch(lifecycle.ClosingContext):
-    """See `api.Watch`.
+    """See `api.KeyWatch`.
 
     Markers of deletions expire, so after a disconnection the messages alone do not show which keys were
     deleted. Every replay is therefore compared with the keys reported so far: a key that is missing from it,

@@ -35,7 +35,7 @@ RETRY_S = 0.25
 
 
 class NatsOrderedConsumer(lifecycle.ClosingContext):
-    """See `api.Following`, and `keyvalue.Messages` where there is no ``first``."""
+    """See `api.OrderedConsumer`, and `key_value.BucketMessages` where there is no ``first``."""
 
     def __init__(
         self,

@@ -66,7 +66,7 @@ def completion(shell: str) -> None:
     """Print the completion script for a shell.
 
     Completes commands, options, and the names of the running domain: resources, operations, topics, queues,
-    contexts and others. Takes effect in new shells. For zsh, source it after `compinit`.
+    contexts and others. Takes effect in new shells. For zsh, source it after compinit.
     """
     from muster.cli import main
 

@@ -189,7 +189,7 @@ class XmlElement:
 
 
 def parse(data: bytes, limits: XmlLimits | None = None) -> XmlElement:
-    """The root. `errors.LimitExceeded` where a bound is passed, else `Malformed`."""
+    """The root. `errors.LimitExceeded` where a bound is passed, else `MalformedXml`."""
     limits = limits or XmlLimits()
     if len(data) > limits.bytes:
         raise errors.LimitExceeded(f"{len(data)} bytes of XML are over {limits.bytes}")

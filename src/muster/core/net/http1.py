@@ -5,7 +5,7 @@ second request inside the first.  So a request with Content-Length and Transfer-
 with a line that ends in a bare LF or CR, with a folded header or with a space before a colon is malformed
 here, although HTTP libraries accept some of them.
 
-Pure: bytes in, `Malformed` or nothing out.  The content of requests is for others to read.
+Pure: bytes in, `MalformedHttp` or nothing out.  The content of requests is for others to read.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class HttpFraming:
         return self._state is _State.HEAD and not self._buffer
 
     def feed(self, data: bytes) -> None:
-        """`Malformed`; the connection is of no use then."""
+        """`MalformedHttp`; the connection is of no use then."""
         while data:
             match self._state:
                 case _State.BODY | _State.CHUNK:

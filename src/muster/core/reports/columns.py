@@ -261,7 +261,7 @@ def to_batch(rows: Sequence[messages.NodeReport], *, partial: bool = False) -> p
 
 
 def from_batch(batch: pa.RecordBatch) -> list[messages.NodeReport]:
-    """The rows as messages; `WrongSchema` where they do not hold together."""
+    """The rows as messages; `ReportSchemaMismatch` where they do not hold together."""
     batch = conform_schema(batch, node_schema())
     columns = {name: batch.column(name).to_pylist() for name in _PLAIN}
     metrics = [dict(extra or ()) for extra in batch.column("extra").to_pylist()]

@@ -3,7 +3,7 @@
 Pure: events in, `DeliverMessage`, `ExpireMessage` and `DeadLetterMessage` out. The index covers the complete
 queue, so selectors, priorities and groups apply to all of it. It contains numbers, 16 bytes for each message,
 and no bodies: these stay in the log. `pump` looks a message up when its turn comes. If it is not in memory,
-its line is blocked until the caller has read the messages that `wanted` names and calls `unblock`.
+its line is blocked until the caller has read the messages that `next_to_read` names and calls `unblock`.
 
     floor      everything up to here is done
     done       what is done above the floor
@@ -429,7 +429,7 @@ class Backlog:
         self._active.update((consumer, None) for consumer in self.consumers.values() if consumer.reserved)
 
     def unblock(self) -> None:
-        """Messages that `wanted` named have been read."""
+        """Messages that `next_to_read` named have been read."""
         self._active.update(self._blocked)
         self._blocked.clear()
 

@@ -389,7 +389,7 @@ def _bounded_counts(lost: collections.Counter[str]) -> dict[str, int]:
 def _pieces(batch: pa.RecordBatch, bytes_max: int) -> Iterator[pa.RecordBatch]:
     """Split in halves until small enough, because rows differ in size.
 
-    Not by `nbytes`, which crashes for some valid batches of hostile senders.
+    Not by ``nbytes``, which crashes for some valid batches of hostile senders.
     """
     size = pa.ipc.get_record_batch_size(batch)
     if columns.EXTRA in batch.schema.names and columns.names_bytes(batch) > NAMES_BYTES:

@@ -12,7 +12,7 @@ from muster.pipeline.fleet import blocks, cells
 
 
 class ChannelSummary(msgspec.Struct, frozen=True):
-    """A row of `reports.summary_schema`, checked."""
+    """A row of `columns.summary_schema`, checked."""
 
     metric: str
     from_ms: int

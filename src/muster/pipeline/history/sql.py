@@ -55,9 +55,9 @@ class _SqlScanner:
 class _SqlDataset(ds.UnionDataset):  # type: ignore[misc] # pyarrow has no types
     """A dataset whose scans start without Python's global lock.
 
-    pyarrow's `Scanner.to_reader` holds that lock while it starts a scan.  The files of object stores are
+    pyarrow's ``Scanner.to_reader`` holds that lock while it starts a scan.  The files of object stores are
     opened by Python code in other threads.  If one of them fails, it holds Arrow's lock of the scan and waits
-    for Python's, to describe the error: a deadlock.  `Scanner.to_batches` releases Python's lock.
+    for Python's, to describe the error: a deadlock.  ``Scanner.to_batches`` releases Python's lock.
     """
 
     def __init__(self, dataset: ds.Dataset) -> None:

@@ -84,7 +84,7 @@ class LoginThrottle:
             self.count(attempt)
 
     def check(self, account: str, address: str) -> None:
-        """`Throttled` if no password for ``account`` from ``address`` is checked now."""
+        """`errors.Throttled` if no password for ``account`` from ``address`` is checked now."""
         pair, now_s = _pair(account, address), self._clock()
         wait_s = self._pairs.wait_s(pair, now_s)
         if not wait_s and now_s - self._known.get(pair, -KNOWN_S) >= KNOWN_S:

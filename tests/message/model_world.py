@@ -154,16 +154,17 @@ class DispatcherWorld:
 
     async def start(self) -> None:
         await self.start_dispatcher()
-        self.senders = [api.Connection(await self.net.connect(f"sender-{each}")) for each in "ab"]
+        users = await self.net.connect("users")  # these connections share their works
+        self.senders = [api.Connection(users) for _ in range(2)]
         self.admin = api.Connection(await self.net.connect("admin"))
         for name in ("one", "two"):
-            connection = api.Connection(await self.net.connect(name))
+            connection = api.Connection(users if name == "one" else await self.net.connect(name))
             made = Application(self.accounts, connection, api.AcknowledgeMode.TRANSACTED)
             self.applications.append(made)
             made.consumers.append(await made.session.consumer(JOBS, prefetch=2))
             if self._settings.partitions > 1 and name == "two":  # it acknowledges messages of two partitions
                 made.consumers.append(await made.session.consumer(OTHER, prefetch=2))
-        connection = api.Connection(await self.net.connect("reader"), client_id="reader")
+        connection = api.Connection(users, client_id="reader")
         reader = Application(self.accounts, connection, api.AcknowledgeMode.CLIENT)
         news = destinations.topic("news/*")
         reader.consumers.append(await reader.session.durable_consumer(news, "all", prefetch=2))

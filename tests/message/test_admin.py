@@ -171,8 +171,8 @@ async def test_a_repeated_work_is_done_once_however_much_came_between(
         await busy.session().producer(destinations.queue("other")).send(f"{number}")
     meta = messages.encode_meta(messages.MessageMeta(kind="t")).decode()
     for number in (1, 1):  # the answer got lost; and the first comes once more, late, behind a second
-        await slow.request(
-            protocol.CommitWork(slow.name, number, [protocol.SendMessage(str(ORDERS), meta, b"again")])
+        await slow.shared.home.request(
+            protocol.SharedWork(slow.shared.name, number, [protocol.SendMessage(str(ORDERS), meta, b"again")])
         )
         await slow.session().producer(destinations.queue("other")).send("another")
     assert [message.body() async for message in busy.session().browse(ORDERS)] == ["once"]

@@ -300,7 +300,7 @@ async def test_a_message_overtakes_no_delayed_one_of_an_earlier_dispatcher(
             reader = client_api.Connection(await net.connect("r"), client_id="app")
             consumer = await consumer_of(await clients.enter_async_context(reader), kind)
             await sender.submit([due_at(destination, "1", now + 5)])
-            await sender.submit([due_at(destination, "2", now + 5)])
+            await sender.submit([due_at(destination, "2", now + 5.5)])
         await asyncio.sleep(10)
         disk.readable.clear()
         async with serving(net):

@@ -55,7 +55,7 @@ async def test_what_was_asked_of_a_dispatcher_that_died_is_asked_of_the_next_at_
     connection = await dial()
     session = connection.session()
     with monkeypatch.context() as deaf:
-        deaf.setattr(works.Works, "commit", lambda *_: event.set())
+        deaf.setattr(works.Works, "share", lambda *_: event.set())
         async with conftest.serving(connect, "first"):
             sending = asyncio.ensure_future(session.producer(ORDERS).send("one"))
             await asyncio.wait_for(event.wait(), 30)

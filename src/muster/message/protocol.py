@@ -18,9 +18,9 @@
 These are the subjects of partition 0. Those of partition 1 end with a further level, ``1``; those of its log
 begin with ``muster.message.log.p1``.
 
-Requests are batched: one `CommitWork` contains everything that a connection sends and acknowledges at one
-time. It is stored atomically, and a repetition with the same number is not executed twice. A commit, a single
-persistent send and a lazy acknowledgement are therefore the same operation.
+Requests are batched: one `SharedWork` contains everything that the connections of a login send and
+acknowledge at one time, one `CommitWork` a transaction. Each is stored atomically, and a repetition with the
+same number is not executed twice.
 """
 
 from __future__ import annotations
@@ -201,6 +201,20 @@ class CommitWork(_Request, frozen=True, tag="work"):
     staged: int = 0
 
 
+class SharedWork(_Request, frozen=True, tag="shared-work"):
+    """What several connections of the caller send and acknowledge, stored atomically. ``connection`` is
+    registered for this purpose, and numbers its works as in `CommitWork`.
+
+    ``acks``: sequences by backlog, by the connection that received them. `errors.Conflict`: one of these
+    connections is not registered, and nothing is stored.
+    """
+
+    connection: str
+    number: int
+    sends: list[SendMessage] = []
+    acks: dict[str, dict[str, list[int]]] = {}
+
+
 class AttachConsumer(_Request, frozen=True, tag="attach"):
     """Attach a consumer to a queue or subscription. Of subscriptions that are not durable, the dispatcher
     stores the names of shared ones only; their consumers subscribe to the topic themselves.
@@ -365,6 +379,7 @@ DispatcherRequest = (
     | ReadChunk
     | ReleaseBody
     | CommitWork
+    | SharedWork
     | AttachConsumer
     | DetachConsumer
     | GrantCredit

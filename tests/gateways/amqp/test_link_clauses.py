@@ -169,12 +169,12 @@ async def test_2_6_1_a_link_is_stolen_within_its_session(
 async def test_a_durable_subscription_is_attached_again_before_the_detach_is_answered(
     frame_client: raw_client.FrameClient, monkeypatch: pytest.MonkeyPatch
 ):
-    async def wait_long(box: outbox.Outbox, timeout_s: float | None = None) -> None:
+    async def wait_long(box: outbox.ConnectionOutbox, timeout_s: float | None = None) -> None:
         """As while acknowledgements are stored, before a consumer is detached."""
         for _ in range(5):
-            await box._link.request(protocol.Ping(box._connection.name))
+            await box._connection.request(protocol.Ping(box._connection.name))
 
-    monkeypatch.setattr(outbox.Outbox, "wait_idle", wait_long)
+    monkeypatch.setattr(outbox.ConnectionOutbox, "wait_idle", wait_long)
 
     def work() -> list[int]:
         raw = frame_client

@@ -89,7 +89,8 @@ def _no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     async def unanswered(*_: object, **__: object) -> None:
         raise errors.TimedOut("no answer")
 
-    monkeypatch.setattr(outbox.Outbox, "_send_work", unanswered)
+    for works in (outbox.OwnWorks, outbox.SharedWorks):
+        monkeypatch.setattr(works, "store", unanswered)
 
 
 async def test_a_commit_in_doubt_has_no_outcome(

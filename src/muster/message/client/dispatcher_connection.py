@@ -1,38 +1,32 @@
 """A JMS connection: a bus connection that is registered under one name with the dispatchers it uses.
 
-The queues of a domain are divided into partitions (`muster.message.partitions`). The connection has a
-`PartitionLink` to each partition that it uses, and routes every request and message to the right one.
+It routes every request and message to the right partition. Connections that share a bus connection, and
+therefore a login, share the outboxes for what they send and acknowledge (`login_outbox`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Self
 
 from muster.bus import api
-from muster.core import errors
-from muster.core.telemetry import log
 from muster.message import destinations, partitions, protocol
-from muster.message import errors as message_errors
 from muster.message.client import (
     flow_control,
+    login_outbox,
     outbox,
     partition_link,
+    registrant,
     routes,
     topic_listeners,
     topic_publisher,
 )
-from muster.supervision import tasks
-
-events = log.EventLog("message")
 
 CLOSE_S = partition_link.CLOSE_S
-IN_DOUBT_S = 60.0  # how long a work is retried before its outcome counts as unknown
 
 
-class DispatcherConnection:
+class DispatcherConnection(registrant.Registrant):
     """``client_id`` identifies the client that owns the durable subscriptions. No two connections of an
     identity have the same client id.
 
@@ -49,31 +43,20 @@ class DispatcherConnection:
         owns_bus: bool = False,
         connect_without_echo: Callable[[], Awaitable[api.Bus]] | None = None,
     ) -> None:
-        self.bus = bus
+        super().__init__(bus, client_id)
         self.publish_bus = bus  # for messages published directly to topics
-        self.client_id = client_id
-        unique = secrets.token_hex(8)
-        self.name = f"{bus.identity}-{unique}"
-        self.closed = False
-        self.in_doubt_s = IN_DOUBT_S
-        self.on_error: Callable[[errors.MusterError], None] | None = None
         self._owns_bus = owns_bus
-        self._loop = asyncio.get_running_loop()
         self._subscriptions: list[api.Subscription] = []
         self._unacknowledged: list[Callable[[], dict[str, list[int]]]] = []
         self._follows_slow = False
-        self._partition_count = 0  # unknown
         self._consumers: dict[int, int] = {}  # the partitions of the attached consumers
-        self._early = outbox.EarlySubmissions()  # before the number of partitions is known
         self._numbers = 0
         self._message_number = 0
-        self._id_head = f"ID:{unique}-"
-        self.supervisor = tasks.TaskSupervisor(f"JMS connection {self.name}", handles=self._handle_error)
+        self._id_head = f"ID:{self._unique}-"
         self._closers: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self.publisher = topic_publisher.TopicPublisher(self)
-        self.home = partition_link.PartitionLink(self, partitions.HOME)
-        self._links = {partitions.HOME: self.home}
-        self.outbox = outbox.Outboxes(self.home.outbox, self._early)
+        self._shared: login_outbox.LoginOutboxes | None = None
+        self.outbox = outbox.ConnectionOutbox(self)
         self._slow_reports = flow_control.SlowConsumerReports(self._report_slow, self.spawn)
         self.holds = flow_control.ProducerHolds(self._holds_released)
         self.listeners = topic_listeners.TopicListeners(bus, topic_listeners.TopicMessage)
@@ -120,21 +103,16 @@ class DispatcherConnection:
         for closer in list(reversed(self._closers)):
             await closer()
         await self.outbox.wait_idle(CLOSE_S)
-        self.closed = True
-        for link in self._links.values():
-            await link.disconnect(lost=lost)
-        await self.supervisor.close()
-        self.outbox.abandon(errors.NotConnected("the connection was closed before the message was stored"))
+        await self.unregister(lost=lost)
+        self.outbox.abandon()
+        if self._shared is not None:
+            await self._shared.leave()
         for subscription in self._subscriptions:
             await subscription.close()
         if self.without_echo:
             await self.publish_bus.close()
         if self._owns_bus:
             await self.bus.close()
-
-    def check_open(self) -> None:
-        if self.closed:
-            raise message_errors.IllegalState("the connection is closed")
 
     def next_number(self) -> int:
         self._numbers += 1
@@ -171,25 +149,8 @@ class DispatcherConnection:
         task.add_done_callback(lambda _: (outcome.cancel(), work.close()))
         await outcome
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        return self.supervisor.spawn("task", work)
-
-    def _handle_error(self, error: BaseException) -> bool:
-        """Errors of requests are reported to the user of the connection."""
-        if isinstance(error, errors.MusterError):
-            self.report(error)
-            return True
-        return False
-
-    def report(self, error: errors.MusterError) -> None:
-        if self.on_error is not None:
-            self.on_error(error)
-        else:
-            events.warning("connection-error", connection=self.name, error=error)
-
     @property
     def without_echo(self) -> bool:
-        """Whether the connection does not receive its own messages."""
         return self.publish_bus is not self.bus
 
     async def publish_without_echo(self, bus: api.Bus) -> None:
@@ -217,24 +178,9 @@ class DispatcherConnection:
 
     # The dispatchers.
 
-    async def partition_count(self) -> int:
-        """The number of partitions; registers with the dispatcher of the first."""
-        if not self._partition_count:
-            await self.home.request(protocol.Ping(self.name))
-        return self._partition_count
-
     def set_partition_count(self, count: int) -> None:
-        """A dispatcher replied. The number never changes."""
-        self._partition_count = count
-        if self._early:
-            self._early.submit_all(self._submit)
-
-    def link(self, partition: int) -> partition_link.PartitionLink:
-        link = self._links.get(partition)
-        if link is None:
-            link = self._links[partition] = partition_link.PartitionLink(self, partition)
-            self.outbox.add(link.outbox)
-        return link
+        super().set_partition_count(count)
+        self.outbox.submit_early(count)
 
     async def link_to(self, destination: destinations.Destination) -> partition_link.PartitionLink:
         return self.link(partitions.of_destination(destination, await self.partition_count()))
@@ -244,11 +190,9 @@ class DispatcherConnection:
         await (await self.link_to(destination)).ensure_registered()
 
     def seen_by_application(self) -> dict[str, list[int]]:
-        """Messages the application received, by backlog: unacknowledged, or being acknowledged."""
         return self.seen_with([holder() for holder in self._unacknowledged])
 
     def seen_with(self, held: list[dict[str, list[int]]]) -> dict[str, list[int]]:
-        """Acknowledgements in progress, which may not be stored, together with ``held``."""
         seen: dict[str, list[int]] = {}
         for acks in (*self.outbox.pending_acks(), *held):
             for key, sequences in acks.items():
@@ -337,37 +281,21 @@ class DispatcherConnection:
         `errors.Overloaded`.
         """
         self.check_open()
-        if self._partition_count == 1:
-            return self.home.outbox.submit(sends, acks or {}, atomic=atomic)
-        if self._partition_count:
-            return self._submit(sends, acks or {}, atomic)
-        if not self._early:
-            self.spawn(self._submit_early())
-        return self._early.add(sends, acks or {}, atomic=atomic)
+        if not self._partition_count and (count := self.shared.known_partition_count):
+            self.set_partition_count(count)
+        return self.outbox.submit(sends, acks or {}, atomic=atomic, count=self._partition_count)
 
-    async def _submit_early(self) -> None:
-        """Submit what waits until the number of partitions is known."""
-        try:
-            await self.partition_count()
-        except errors.MusterError as error:
-            self._early.abandon(self.home.outbox.explain(error))
+    @property
+    def shares_works(self) -> bool:
+        """Whether messages and acknowledgements may be stored together with those of other connections."""
+        return not self.without_echo and self.in_doubt_s == registrant.IN_DOUBT_S
 
-    def _submit(
-        self, sends: list[protocol.SendMessage], acks: dict[str, list[int]], atomic: bool
-    ) -> asyncio.Future[None]:
-        count = self._partition_count
-        parts_of_sends = routes.split_sends(sends, count)
-        parts_of_acks = routes.split_keys(acks, count)
-        concerned = sorted({*parts_of_sends, *parts_of_acks}) or [partitions.HOME]
-        if len(concerned) == 1 or atomic:
-            # A transaction of several partitions is coordinated by one where it acknowledges, if it does:
-            # the messages that it sends to others are passed on.
-            coordinator = min(parts_of_acks, default=concerned[0])
-            return self.link(coordinator).outbox.submit(sends, acks, atomic=atomic)
-        futures = [
-            self.link(partition).outbox.submit(
-                parts_of_sends.get(partition, []), parts_of_acks.get(partition, {}), atomic=False
-            )
-            for partition in concerned
-        ]
-        return outbox.join(futures)
+    @property
+    def shared(self) -> login_outbox.LoginOutboxes:
+        """The outboxes of this login, which the connection uses until it is closed."""
+        if self._shared is None:
+            self._shared = login_outbox.join(self.bus)
+        return self._shared
+
+    async def publish_due(self, number: int, mark: str) -> None:
+        await self.publisher.publish_due(number, mark)

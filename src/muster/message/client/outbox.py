@@ -1,8 +1,13 @@
-"""Messages and acknowledgements of a connection on their way to the log of a partition.
+"""Messages and acknowledgements on their way to the logs of the partitions.
 
-Everything that the sessions send and acknowledge at one time becomes one `protocol.CommitWork`, and one is in
-progress at a time: order is preserved, and concurrent senders share a sync. A work without a reply is
-repeated with the same number, to the same dispatcher or the next one.
+What a connection submits to a partition waits in its `Lane`, in order. An `Outbox` stores what waits in
+lanes: everything that is there at one time becomes one work, and one work is in progress at a time, so that
+order is preserved and concurrent senders share a request and a sync. A work without a reply is repeated with
+the same number, to the same dispatcher or the next one.
+
+All connections of a login share an outbox for each partition (`login_outbox`). Each connection has one of its
+own as well (`OwnWorks`), for what concerns it alone: transactions, bodies that are too large for a shared
+request, and everything for as long as it would fail the works of others. A lane uses one outbox at a time.
 
 While the log is full, senders wait, and acknowledgements overtake them because they make room. An
 acknowledgement for which there is no room either is retried as long as the connection exists: the application
@@ -13,38 +18,37 @@ from __future__ import annotations
 
 import asyncio
 import operator
-from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections import OrderedDict, deque
+from collections.abc import Callable, Coroutine, Iterable
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from muster.core import errors
 from muster.message import errors as message_errors
-from muster.message import protocol
-from muster.message.client import bodies
+from muster.message import partitions, protocol
+from muster.message.client import bodies, routes, topic_publisher
 
 if TYPE_CHECKING:
-    from muster.message.client import partition_link
+    from muster.message.client import dispatcher_connection, partition_link
 
 FULL_S: Final = 10.0  # how long senders wait for room in a full log before they fail
 FULL_RETRY_S: Final = 0.25
-UNSENT_MAX = 20_000  # messages that may wait in a connection before senders have to wait
+UNSENT_MAX = 20_000  # messages that may wait in a lane before senders have to wait
 UNSENT_BYTES_MAX: Final = 32 << 20  # bytes of these; senders that do not wait fail at twice that
 STAGE_TRIES: Final = 5
 
 
-Submit = Callable[[list[protocol.SendMessage], dict[str, list[int]], bool], "asyncio.Future[None]"]
-
-
-class _Submission:
-    __slots__ = ("acks", "atomic", "future", "sends", "size")
+class Submission:
+    __slots__ = ("acks", "atomic", "future", "is_shareable", "lane", "sends", "size")
 
     def __init__(
         self,
+        lane: Lane,
         sends: list[protocol.SendMessage],
         acks: dict[str, list[int]],
         atomic: bool,
         future: asyncio.Future[None],
     ) -> None:
+        self.lane = lane
         self.sends = sends
         self.acks = acks
         self.atomic = atomic
@@ -52,6 +56,11 @@ class _Submission:
         self.size = sum(map(_size, sends))
         if acks:
             self.size += _ack_bytes(acks)
+        self.is_shareable = not (
+            atomic
+            or self.size > min(protocol.REQUEST_BYTES_MAX, protocol.LARGE_BYTES)
+            or any(map(topic_publisher.may_retain, sends))
+        )
 
 
 def _size(send: protocol.SendMessage) -> int:
@@ -62,26 +71,31 @@ def _ack_bytes(acks: dict[str, list[int]]) -> int:
     return protocol.ACK_BYTES * sum(map(len, acks.values()))
 
 
-class Outbox:
-    def __init__(self, link: partition_link.PartitionLink) -> None:
-        self._link = link
-        self._connection = link.connection
+class Lane:
+    """What a connection submits to one partition. ``own`` and ``shared`` None: the partition is not known
+    yet, so that everything waits.
+    """
+
+    def __init__(
+        self,
+        connection: dispatcher_connection.DispatcherConnection,
+        own: OwnWorks | None = None,
+        shared: Outbox | None = None,
+    ) -> None:
+        self.connection = connection
         self._loop = asyncio.get_running_loop()
+        self._works = own
+        self._own = Outbox(connection.spawn, own) if own is not None else None
+        self._shared = shared
         self.full_s = FULL_S
-        self._waiting: deque[_Submission] = deque()
-        self._current: list[_Submission] = []
+        self.waiting: deque[Submission] = deque()
+        self._current: list[Submission] = []  # being stored
+        self.alone = False  # use the own outbox until a work succeeds there: a shared one failed
         self._acknowledging: set[tuple[str, int]] | None = None  # None: not known
         self._unsent = 0
         self._unsent_bytes = 0
         self._room = asyncio.Event()
         self._room.set()
-        self._wake = asyncio.Event()
-        self._worker: asyncio.Task[None] | None = None
-        self._full_since: float | None = None
-        self._full_until = 0.0  # when to retry messages
-        self._acks_until = 0.0  # when to retry acknowledgements
-        self._acks_reported = False
-        self._works = 0
 
     def submit(
         self, sends: list[protocol.SendMessage], acks: dict[str, list[int]], *, atomic: bool
@@ -96,28 +110,90 @@ class Outbox:
                 retry_after_s=1.0,
             )
         future: asyncio.Future[None] = self._loop.create_future()
-        waiting = _Submission(sends, acks, atomic, future)
-        if waiting.size > protocol.WORK_BYTES_MAX:
+        entry = Submission(self, sends, acks, atomic, future)
+        if entry.size > protocol.WORK_BYTES_MAX:
             # Large bodies are stored separately.
             together = sum(_size(send) for send in sends if len(send.data) <= protocol.LARGE_BYTES)
             if together > protocol.WORK_BYTES_MAX:
                 raise errors.LimitExceeded(
                     f"a transaction of {together} bytes: the maximum is {protocol.WORK_BYTES_MAX}"
                 )
-        self._waiting.append(waiting)
+        self.waiting.append(entry)
         self._acknowledging = None
         self._unsent += len(sends)
-        self._unsent_bytes += waiting.size
+        self._unsent_bytes += entry.size
         if self.is_full:
             self._room.clear()
-        if self._worker is None:
-            self._worker = self._connection.spawn(self._work())
-        self._wake.set()
+        self.offer()
         return future
+
+    # For the outboxes.
+
+    @property
+    def outbox(self) -> Outbox | None:
+        """The one that stores the next submission."""
+        first = self.waiting[0]
+        if (
+            self._works is None
+            or self.alone
+            or not first.is_shareable
+            or not self.connection.shares_works
+            or (first.acks and not self._works.link.is_registered)
+        ):
+            return self._own
+        return self._shared
+
+    def offer(self) -> None:
+        """Let an outbox store what waits, after what is being stored."""
+        if not self.waiting or self._current or self.connection.closed:
+            return
+        if (outbox := self.outbox) is not None:
+            outbox.add(self)
+
+    def take(self) -> Submission:
+        entry = self.waiting.popleft()
+        self._current.append(entry)
+        return entry
+
+    def move_acks_first(self) -> None:
+        """The log is full: acknowledgements make room."""
+        acks = [entry for entry in self.waiting if not entry.sends]
+        if 0 < len(acks) < len(self.waiting):
+            self.waiting = deque([*acks, *(entry for entry in self.waiting if entry.sends)])
+
+    def put_back(self, entries: Iterable[Submission]) -> None:
+        """These are stored later."""
+        back = set(entries)
+        self.waiting.extendleft([entry for entry in reversed(self._current) if entry in back])
+        self._current = [entry for entry in self._current if entry not in back]
+
+    def settle(self, error: errors.MusterError | None) -> None:
+        """What was being stored is stored, or failed."""
+        settled, self._current, self._acknowledging = self._current, [], None
+        for entry in settled:
+            self._unsent -= len(entry.sends)
+            self._unsent_bytes -= entry.size
+            if error is not None:
+                fail(entry.future, self.explain(error))
+            elif not entry.future.done():
+                entry.future.set_result(None)
+        if not self.is_full:
+            self._room.set()
+        self.offer()
+
+    def explain(self, error: errors.MusterError) -> errors.MusterError:
+        if not isinstance(error, errors.Unavailable) or self.connection.closed:
+            return error
+        return errors.TimedOut(
+            f"not stored within {self.connection.in_doubt_s:g} s, but it may still be: {error.message}",
+            hint="`muster status` shows the cause: a broker whose disk is full stores nothing",
+        )
+
+    # For the connection.
 
     def pending_acks(self) -> list[dict[str, list[int]]]:
         """Acknowledgements that are not confirmed yet, by backlog."""
-        return [entry.acks for entry in (*self._current, *self._waiting)]
+        return [entry.acks for entry in (*self._current, *self.waiting)]
 
     def is_acknowledging(self, key: str, sequence: int) -> bool:
         """Whether an acknowledgement of the message is not confirmed yet."""
@@ -129,7 +205,7 @@ class Outbox:
     @property
     def log_is_full(self) -> bool:
         """Whether senders wait until messages are consumed."""
-        return self._full_since is not None
+        return any(outbox.log_is_full for outbox in (self._own, self._shared) if outbox is not None)
 
     @property
     def is_full(self) -> bool:
@@ -141,126 +217,196 @@ class Outbox:
 
     async def wait_idle(self, timeout_s: float | None = None) -> None:
         """Wait until everything submitted is confirmed or failed."""
-        futures = [entry.future for entry in (*self._current, *self._waiting) if not entry.future.done()]
+        futures = [entry.future for entry in (*self._current, *self.waiting) if not entry.future.done()]
         if futures:
             await asyncio.wait(futures, timeout=timeout_s)
 
-    def abandon(self, error: errors.MusterError) -> None:
-        while self._waiting:
-            if not (future := self._waiting.popleft().future).done():
-                future.set_exception(error)
-                future.exception()  # retrieve it: a sender may ignore the future
+    def take_all(self) -> list[Submission]:
+        """Everything that waits, which is no longer in this lane."""
+        taken, self.waiting = [*self.waiting], deque()
+        self._unsent = self._unsent_bytes = 0
+        self._room.set()
+        return taken
+
+    def abandon(self) -> None:
+        """The connection is closed."""
+        not_stored = errors.NotConnected("the connection was closed before the message was stored")
+        doubt = errors.NotConnected("the connection was closed: it may have been stored or not")
+        for entry in self._current:
+            fail(entry.future, doubt)
+        for entry in self.take_all():
+            fail(entry.future, not_stored)
+
+
+class WorkSender(Protocol):
+    """How an outbox stores submissions."""
+
+    async def store(self, entries: list[Submission]) -> None:
+        """All of them, or an error. Until it returns, nothing else is stored."""
+
+
+class Outbox:
+    def __init__(
+        self, spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]], works: WorkSender
+    ) -> None:
+        self._spawn = spawn
+        self._works = works
+        self._loop = asyncio.get_running_loop()
+        self._lanes: OrderedDict[Lane, None] = OrderedDict()  # in which something waits, in turn
+        self._wake = asyncio.Event()
+        self._worker: asyncio.Task[None] | None = None
+        self._full_since: float | None = None
+        self._full_until = 0.0  # when to retry messages
+        self._acks_until = 0.0  # when to retry acknowledgements
+        self._acks_reported = False
+
+    @property
+    def log_is_full(self) -> bool:
+        return self._full_since is not None
+
+    def add(self, lane: Lane) -> None:
+        self._lanes[lane] = None
+        if self._worker is None:
+            self._worker = self._spawn(self._work())
+        self._wake.set()
 
     async def _work(self) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while taken := self._next_batch():
-                self._current = taken
-                await self._store(taken)
-                self._current = []
-                self._acknowledging = None
+            while entries := self._next_entries():
+                await self._store(entries)
 
-    def _next_batch(self) -> list[_Submission]:
+    def _next_entries(self) -> list[Submission]:
         """The submissions of the next work; none if nothing waits, or the log is full."""
-        if self._loop.time() < self._acks_until:
-            return []
-        if self._loop.time() < self._full_until:
-            taken = [entry for entry in self._waiting if not entry.sends and not entry.atomic]
-            taken = taken or [entry for entry in self._waiting if not entry.sends][:1]
-            chosen = set(taken)
-            self._waiting = deque(entry for entry in self._waiting if entry not in chosen)
-            return taken
-        if not self._waiting:
-            return []
-        taken = [self._waiting.popleft()]
-        size, total = len(taken[0].sends), taken[0].size
-        while not taken[0].atomic and self._waiting and not self._waiting[0].atomic:
-            size += len(self._waiting[0].sends)
-            total += self._waiting[0].size
-            if size > protocol.SHARED_SENDS_MAX or total > protocol.REQUEST_BYTES_MAX:
-                break
-            taken.append(self._waiting.popleft())
-        return taken
-
-    def _put_back(self, taken: list[_Submission], error: errors.MusterError) -> list[_Submission]:
-        """The log has no room: put back the submissions that are retried later, and return the others."""
-        if not isinstance(error, errors.LimitExceeded) or self._connection.closed:
-            return taken
         now = self._loop.time()
-        retried = [entry for entry in taken if not entry.sends and not entry.atomic]
+        if now < self._acks_until:
+            return []
+        is_full = now < self._full_until
+        entries: list[Submission] = []
+        size = total = 0
+        lanes = self._lanes
+        if is_full:
+            for lane in lanes:
+                lane.move_acks_first()
+        blocked: list[Lane] = []
+        while lanes:
+            lane = next(iter(lanes))
+            if not lane.waiting or lane.outbox is not self:
+                del lanes[lane]
+                lane.offer()
+                continue
+            entry = lane.waiting[0]
+            if is_full and entry.sends:
+                del lanes[lane]
+                blocked.append(lane)
+                continue
+            size += len(entry.sends)
+            total += entry.size
+            if entries and (
+                entry.atomic or size > protocol.SHARED_SENDS_MAX or total > protocol.REQUEST_BYTES_MAX
+            ):
+                break
+            entries.append(lane.take())
+            lanes.move_to_end(lane)
+            if entry.atomic:
+                break
+        lanes.update(dict.fromkeys(blocked))
+        return entries
+
+    async def _store(self, entries: list[Submission]) -> None:
+        lanes = dict.fromkeys(entry.lane for entry in entries)
+        failure: errors.MusterError | None = None
+        try:
+            await self._works.store(entries)
+        except errors.MusterError as error:
+            failure = error
+            retried = self._retried(entries, error)
+            for lane in lanes:
+                lane.put_back(retried)
+        except BaseException:
+            self._worker = None
+            doubt = errors.NotConnected("the connection was closed: it may have been stored or not")
+            for lane in lanes:
+                lane.settle(doubt)
+            raise
+        else:
+            self._acks_reported = False
+            if any(entry.sends for entry in entries):
+                self._full_since = None
+        for lane in lanes:
+            lane.settle(failure)
+
+    def _retried(self, entries: list[Submission], error: errors.MusterError) -> list[Submission]:
+        """The submissions of a failed work that are stored later: those for which the log has no room, and
+        those that another one may have failed.
+        """
+        now = self._loop.time()
+        is_shared = any(entry.lane is not entries[0].lane for entry in entries)
+        entries = [entry for entry in entries if not entry.lane.connection.closed]
+        acks = [entry for entry in entries if not entry.sends and not entry.atomic]
+        if isinstance(error, errors.Conflict):  # a connection is not registered with a new dispatcher yet
+            for entry in entries:
+                entry.lane.alone |= bool(entry.acks)
+            return entries
         if isinstance(error, message_errors.LogFull):
             self._full_since = now if self._full_since is None else self._full_since
-            if now - self._full_since < self.full_s:
-                retried = taken
-            else:
+            full_s = now - self._full_since
+            retried = [*acks, *(entry for entry in entries if full_s < entry.lane.full_s)]
+            if len(retried) == len(acks):
                 self._full_since = None
             self._full_until = now + FULL_RETRY_S
-        elif retried:
+        elif isinstance(error, errors.Unavailable):
+            return []
+        elif is_shared and len(acks) < len(entries):
+            for entry in entries:
+                entry.lane.alone |= bool(entry.sends)
+            return entries
+        elif isinstance(error, errors.LimitExceeded) and acks:
+            retried = acks
             self._acks_until = now + FULL_RETRY_S
             if not self._acks_reported:
                 self._acks_reported = True
-                self._connection.report(error)
-        if retried:
-            self._waiting.extendleft(reversed(retried))
-            self._loop.call_at(now + FULL_RETRY_S + 0.001, self._wake.set)
-        back = set(retried)
-        return [entry for entry in taken if entry not in back]
+                acks[0].lane.connection.report(error)
+        else:
+            return []
+        self._loop.call_at(now + FULL_RETRY_S + 0.001, self._wake.set)
+        return retried
 
-    async def _store(self, taken: list[_Submission]) -> None:
+
+class OwnWorks:
+    """Works of one connection: everything that a dispatcher can store for it."""
+
+    def __init__(
+        self, connection: dispatcher_connection.DispatcherConnection, link: partition_link.PartitionLink
+    ) -> None:
+        self._connection = connection
+        self.link = link
+        self._number = 0
+
+    async def store(self, entries: list[Submission]) -> None:
         acks: dict[str, list[int]] = {}
-        for entry in taken:
+        for entry in entries:
             for key, sequences in entry.acks.items():
                 acks.setdefault(key, []).extend(sequences)
-        error: errors.MusterError | None = None
-        try:
-            for entry in taken:
-                if entry.size > protocol.LARGE_BYTES:
-                    # A retry does not store them a second time.
-                    entry.sends[:] = [await bodies.upload(self._link, send) for send in entry.sends]
-            sends, later = self._connection.publisher.prepare(
-                [send for entry in taken for send in entry.sends]
-            )
-            size = sum(map(_size, sends)) + _ack_bytes(acks)
-            await self._send_work(sends, acks, size, strict=taken[0].atomic)
-            self._acks_reported = False
-            if sends:
-                self._full_since = None
-                await self._connection.publisher.publish_stored(sends, later)
-        except errors.MusterError as failure:
-            taken = self._put_back(taken, failure)
-            error = self.explain(failure)
-        except BaseException:
-            doubt = errors.NotConnected("the connection was closed: it may have been stored or not")
-            for entry in taken:
-                fail(entry.future, doubt)
-            raise
-        self._unsent -= sum(len(entry.sends) for entry in taken)
-        self._unsent_bytes -= sum(entry.size for entry in taken)
-        if not self.is_full:
-            self._room.set()
-        for entry in taken:
-            if error is not None:
-                fail(entry.future, error)
-            elif not entry.future.done():
-                entry.future.set_result(None)
+            if entry.size > protocol.LARGE_BYTES:
+                # A retry does not store them a second time.
+                entry.sends[:] = [await bodies.upload(self.link, send) for send in entry.sends]
+        publisher = self._connection.publisher
+        sends, later = publisher.prepare([send for entry in entries for send in entry.sends])
+        size = sum(map(_size, sends)) + _ack_bytes(acks)
+        await self._send(sends, acks, size, strict=entries[0].atomic)
+        await publisher.publish_stored(sends, later)
+        entries[0].lane.alone = False
 
-    def explain(self, error: errors.MusterError) -> errors.MusterError:
-        if not isinstance(error, errors.Unavailable) or self._connection.closed:
-            return error
-        return errors.TimedOut(
-            f"not stored within {self._connection.in_doubt_s:g} s, but it may still be: {error.message}",
-            hint="`muster status` shows the cause: a broker whose disk is full stores nothing",
-        )
-
-    async def _send_work(
+    async def _send(
         self, sends: list[protocol.SendMessage], acks: dict[str, list[int]], size: int, *, strict: bool
     ) -> None:
         """Send a work in one request, or in several if it is too large. A new dispatcher needs all of them
         again.
         """
-        self._works += 1
-        link, work, name = self._link, self._works, self._connection.name
+        self._number += 1
+        link, work, name = self.link, self._number, self._connection.name
         before, last = (
             (_split(sends), []) if size > protocol.REQUEST_BYTES_MAX and len(sends) > 1 else ([], sends)
         )
@@ -277,6 +423,26 @@ class Outbox:
         raise errors.NotConnected("the dispatcher changed repeatedly during the request")
 
 
+class SharedWorks:
+    """Works of all connections of a login. ``link`` is that of the login."""
+
+    def __init__(self, link: partition_link.PartitionLink) -> None:
+        self._link = link
+        self._number = 0
+
+    async def store(self, entries: list[Submission]) -> None:
+        sends: list[protocol.SendMessage] = []
+        acks: dict[str, dict[str, list[int]]] = {}
+        for entry in entries:
+            sends += entry.sends
+            if entry.acks:
+                by_backlog = acks.setdefault(entry.lane.connection.name, {})
+                for key, sequences in entry.acks.items():
+                    by_backlog.setdefault(key, []).extend(sequences)
+        self._number += 1
+        await self._link.request(protocol.SharedWork(self._link.connection.name, self._number, sends, acks))
+
+
 def _split(sends: list[protocol.SendMessage]) -> list[list[protocol.SendMessage]]:
     """Split into requests that fit into a bus message."""
     parts: list[list[protocol.SendMessage]] = [[]]
@@ -290,111 +456,109 @@ def _split(sends: list[protocol.SendMessage]) -> list[list[protocol.SendMessage]
     return parts
 
 
-class EarlySubmissions:
-    """What is submitted before it is known to which outbox it belongs."""
+class ConnectionOutbox:
+    """Everything that a connection submits: a lane for each partition, and one for what is submitted before
+    the number of partitions is known.
+    """
 
-    def __init__(self) -> None:
-        self._waiting: deque[_Submission] = deque()
-        self._bytes = 0
-        self._taken = asyncio.Event()
+    def __init__(self, connection: dispatcher_connection.DispatcherConnection) -> None:
+        self._connection = connection
+        self._early = Lane(connection)
+        self._by_partition: dict[int, Lane] = {}
+        self._lanes = [self._early]
 
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
+    def _lane(self, partition: int) -> Lane:
+        lane = self._by_partition.get(partition)
+        if lane is None:
+            works = OwnWorks(self._connection, self._connection.link(partition))
+            lane = Lane(self._connection, works, self._connection.shared.outbox(partition))
+            lane.full_s = self.full_s
+            self._by_partition[partition] = lane
+            self._lanes.append(lane)
+        return lane
 
-    @property
-    def is_full(self) -> bool:
-        return len(self._waiting) >= UNSENT_MAX or self._bytes >= UNSENT_BYTES_MAX
-
-    def futures(self) -> list[asyncio.Future[None]]:
-        return [entry.future for entry in self._waiting]
-
-    def add(
-        self, sends: list[protocol.SendMessage], acks: dict[str, list[int]], *, atomic: bool
+    def submit(
+        self, sends: list[protocol.SendMessage], acks: dict[str, list[int]], *, atomic: bool, count: int
     ) -> asyncio.Future[None]:
-        if len(self._waiting) >= 2 * UNSENT_MAX or self._bytes >= 2 * UNSENT_BYTES_MAX:
-            raise errors.Overloaded(
-                f"{len(self._waiting)} messages of this connection wait to be stored: wait until some are",
-                retry_after_s=1.0,
-            )
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Submission(sends, acks, atomic, future))
-        self._bytes += self._waiting[-1].size
-        return future
+        """``count``: the number of partitions; 0: it is not known."""
+        if count == 1:
+            return self._lane(partitions.HOME).submit(sends, acks, atomic=atomic)
+        if not count:
+            if not self._early.waiting:
+                self._connection.spawn(self._find_partitions())
+            return self._early.submit(sends, acks, atomic=atomic)
+        parts_of_sends = routes.split_sends(sends, count)
+        parts_of_acks = routes.split_keys(acks, count)
+        concerned = sorted({*parts_of_sends, *parts_of_acks}) or [partitions.HOME]
+        if len(concerned) == 1 or atomic:
+            # A transaction of several partitions is coordinated by one where it acknowledges, if it does:
+            # the messages that it sends to others are passed on.
+            coordinator = min(parts_of_acks, default=concerned[0])
+            return self._lane(coordinator).submit(sends, acks, atomic=atomic)
+        return _join(
+            [
+                self._lane(partition).submit(
+                    parts_of_sends.get(partition, []), parts_of_acks.get(partition, {}), atomic=False
+                )
+                for partition in concerned
+            ]
+        )
 
-    def submit_all(self, submit: Submit) -> None:
-        """Pass everything on, in order."""
-        waiting, self._waiting, self._bytes = self._waiting, deque(), 0
-        self._taken.set()
-        for entry in waiting:
+    async def _find_partitions(self) -> None:
+        connection = self._connection
+        try:
+            asked = connection.shared if connection.shares_works else connection
+            connection.set_partition_count(await asked.partition_count())
+        except errors.MusterError as error:
+            for entry in self._early.take_all():
+                fail(entry.future, self._early.explain(error))
+
+    def submit_early(self, count: int) -> None:
+        """The number of partitions is known: submit what waits for it, in order."""
+        for entry in self._early.take_all() if self._early.waiting else ():
             try:
-                pass_result(submit(entry.sends, entry.acks, entry.atomic), entry.future)
+                future = self.submit(entry.sends, entry.acks, atomic=entry.atomic, count=count)
+                _pass_result(future, entry.future)
             except errors.MusterError as error:
                 fail(entry.future, error)
 
-    def abandon(self, error: errors.MusterError) -> None:
-        waiting, self._waiting, self._bytes = self._waiting, deque(), 0
-        self._taken.set()
-        for entry in waiting:
-            fail(entry.future, error)
-
-    async def wait_for_room(self) -> None:
-        while self.is_full:
-            self._taken.clear()
-            await self._taken.wait()
-
-
-_is_full = operator.attrgetter("is_full")
-
-
-class Outboxes:
-    """All outboxes of a connection, of which there is at least one."""
-
-    def __init__(self, first: Outbox, early: EarlySubmissions) -> None:
-        self._outboxes = [first]
-        self._early = early
-
-    def add(self, outbox: Outbox) -> None:
-        outbox.full_s = self.full_s
-        self._outboxes.append(outbox)
-
     @property
     def full_s(self) -> float:
-        return self._outboxes[0].full_s
+        return self._early.full_s
 
     @full_s.setter
     def full_s(self, full_s: float) -> None:
-        for outbox in self._outboxes:
-            outbox.full_s = full_s
+        for lane in self._lanes:
+            lane.full_s = full_s
 
     def pending_acks(self) -> list[dict[str, list[int]]]:
-        return [acks for outbox in self._outboxes for acks in outbox.pending_acks()]
+        return [acks for lane in self._lanes for acks in lane.pending_acks()]
 
     def is_acknowledging(self, key: str, sequence: int) -> bool:
-        return any(outbox.is_acknowledging(key, sequence) for outbox in self._outboxes)
+        return any(lane.is_acknowledging(key, sequence) for lane in self._lanes)
 
     @property
     def log_is_full(self) -> bool:
-        return any(outbox.log_is_full for outbox in self._outboxes)
+        return any(lane.log_is_full for lane in self._lanes)
 
     @property
     def is_full(self) -> bool:
-        return self._early.is_full or any(map(_is_full, self._outboxes))
+        return any(map(_is_full, self._lanes))
 
     async def wait_for_room(self) -> None:
-        await self._early.wait_for_room()
-        for outbox in self._outboxes:
-            await outbox.wait_for_room()
+        for lane in self._lanes:
+            await lane.wait_for_room()
 
     async def wait_idle(self, timeout_s: float | None = None) -> None:
-        if early := self._early.futures():
-            await asyncio.wait(early, timeout=timeout_s)
-        for outbox in self._outboxes:
-            await outbox.wait_idle(timeout_s)
+        for lane in list(self._lanes):
+            await lane.wait_idle(timeout_s)
 
-    def abandon(self, error: errors.MusterError) -> None:
-        self._early.abandon(error)
-        for outbox in self._outboxes:
-            outbox.abandon(error)
+    def abandon(self) -> None:
+        for lane in self._lanes:
+            lane.abandon()
+
+
+_is_full = operator.attrgetter("is_full")
 
 
 def fail(future: asyncio.Future[None], error: BaseException) -> None:
@@ -403,7 +567,7 @@ def fail(future: asyncio.Future[None], error: BaseException) -> None:
         future.exception()  # retrieve it: a sender may ignore the future
 
 
-def pass_result(source: asyncio.Future[None], target: asyncio.Future[None]) -> None:
+def _pass_result(source: asyncio.Future[None], target: asyncio.Future[None]) -> None:
     """Complete ``target`` like ``source``."""
 
     def done(ended: asyncio.Future[None]) -> None:
@@ -417,7 +581,7 @@ def pass_result(source: asyncio.Future[None], target: asyncio.Future[None]) -> N
     source.add_done_callback(done)
 
 
-def join(futures: list[asyncio.Future[None]]) -> asyncio.Future[None]:
+def _join(futures: list[asyncio.Future[None]]) -> asyncio.Future[None]:
     """Completes when all of them have; with the first error, if there is one."""
     joined: asyncio.Future[None] = futures[0].get_loop().create_future()
     left = len(futures)

@@ -1,7 +1,6 @@
-"""The connection of a client to the dispatcher of one partition.
+"""The link of a registrant to the dispatcher of one partition.
 
-Everything it sends and acknowledges there goes through its `outbox`. When a dispatcher starts, or does not
-know this connection, all consumers are attached again.
+When a dispatcher starts, or does not know this registrant, all consumers are attached again.
 """
 
 from __future__ import annotations
@@ -21,10 +20,9 @@ from muster.core import errors
 from muster.core.telemetry import log
 from muster.message import errors as message_errors
 from muster.message import protocol
-from muster.message.client import outbox
 
 if TYPE_CHECKING:
-    from muster.message.client import dispatcher_connection
+    from muster.message.client import registrant
 
 events = log.EventLog("message")
 
@@ -50,7 +48,7 @@ class DeliveryTarget(Protocol):
 
 
 class PartitionLink:
-    def __init__(self, connection: dispatcher_connection.DispatcherConnection, partition: int) -> None:
+    def __init__(self, connection: registrant.Registrant, partition: int) -> None:
         self.connection = connection
         self.partition = partition
         self.bus = connection.bus
@@ -71,7 +69,6 @@ class PartitionLink:
         self._preparing: asyncio.Task[None] | None = None
         self._consumers: dict[int, DeliveryTarget] = {}
         self._attached: set[int] = set()
-        self.outbox = outbox.Outbox(self)
 
     @property
     def _is_closed(self) -> bool:
@@ -314,7 +311,7 @@ class PartitionLink:
             if consumer is not None and delivery.consumer not in self._stale:
                 consumer.deliver(delivery)
         for number, mark in batch.due:
-            self.connection.spawn(self.connection.publisher.publish_due(number, mark))
+            self.connection.spawn(self.connection.publish_due(number, mark))
 
     def register_soon(self) -> None:
         """Register in the background, unless that is under way already: other requests wait for it."""

@@ -26,6 +26,13 @@ LATE_MS: Final = 60_000  # the dispatcher has published it by then
 Delayed = dict[str, tuple[int, protocol.SendMessage]]  # by the mark in the header: delivery time and message
 
 
+def may_retain(send: protocol.SendMessage) -> bool:
+    """Whether it is a delayed topic message, which its connection may have to publish when it is due."""
+    return (
+        messages.MAY_BE_DELAYED in send.meta and not destinations.Destination.parse(send.destination).is_queue
+    )
+
+
 class TopicPublisher:
     def __init__(self, connection: connection_.DispatcherConnection) -> None:
         self._connection = connection
@@ -38,8 +45,9 @@ class TopicPublisher:
         to_store: list[protocol.SendMessage] = []
         later: Delayed = {}
         for send in sends:
-            delayed = messages.MAY_BE_DELAYED in send.meta
-            if (without_echo or delayed) and not destinations.Destination.parse(send.destination).is_queue:
+            if may_retain(send) or (
+                without_echo and not destinations.Destination.parse(send.destination).is_queue
+            ):
                 meta = messages.decode_meta(send.meta)
                 if meta.delivery_time_ms:
                     mark = meta.mark = secrets.token_hex(8)

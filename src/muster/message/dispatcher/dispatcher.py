@@ -285,6 +285,8 @@ class Dispatcher:
                 self._state.reply_when_done(self._delivery.bodies.read(request), reply)
             case protocol.CommitWork():
                 self._works.commit(self._require_connection(sender, request.connection), request, reply)
+            case protocol.SharedWork():
+                self._works.share(self._require_connection(sender, request.connection), request, reply)
             case protocol.AttachConsumer():
                 self._attachments.attach(self._require_connection(sender, request.connection), request, reply)
             case protocol.GrantCredit():

@@ -12,6 +12,9 @@ from muster.message.dispatcher import delivery, state
 from muster.message.dispatcher.log import journal, ledger
 from muster.message.dispatcher.peers import calls, transactions
 
+#: Acknowledged sequences by backlog, with the connection that received the messages.
+Acks = list[tuple[state.ClientConnection, dict[str, list[int]]]]
+
 
 @dataclass(slots=True)
 class _Target:
@@ -60,18 +63,55 @@ class Works:
         staged.sends += stage.sends
         staged.bytes += size
 
+    def share(
+        self, connection: state.ClientConnection, shared: protocol.SharedWork, reply: state.ReplyCallback
+    ) -> None:
+        """Commit a work of several connections. Some may not be registered yet, after a new dispatcher has
+        started: their clients acknowledge again when they are.
+        """
+        if self._is_repeated(connection, shared.number, reply):
+            return
+        acks: Acks = []
+        for name, by_backlog in shared.acks.items():
+            holder = self._state.connections.get(name)
+            if holder is None or holder.identity != connection.identity:
+                raise errors.Conflict(f"the connection {name!r} is not registered")
+            holder.last_seen = self._state.loop.time()
+            acks.append((holder, by_backlog))
+        work = protocol.CommitWork(connection.name, shared.number, shared.sends)
+        self._commit(connection, work, acks, reply)
+
     def commit(
         self, connection: state.ClientConnection, work: protocol.CommitWork, reply: state.ReplyCallback
     ) -> None:
-        key = (connection.name, work.number)
-        if work.number <= self._ledger.last_works.get(connection.name, 0):
+        if not self._is_repeated(connection, work.number, reply):
+            self._commit(connection, work, [(connection, work.acks)], reply)
+
+    def _is_repeated(
+        self, connection: state.ClientConnection, number: int, reply: state.ReplyCallback
+    ) -> bool:
+        """Reply to a repetition when the work is stored."""
+        key = (connection.name, number)
+        if number <= self._ledger.last_works.get(connection.name, 0):
             self._reply_when_done(reply, self._delivery.transfers.last_waiting(), list(self._ledger.decided))
-            return
+            return True
         if key in self._committing:
             self._committing[key].append(reply)
-            return
+            return True
+        return False
+
+    def _commit(
+        self,
+        connection: state.ClientConnection,
+        work: protocol.CommitWork,
+        acks: Acks,
+        reply: state.ReplyCallback,
+    ) -> None:
+        key = (connection.name, work.number)
         sends = self._sends(connection, work)
-        remote = self.transactions.remote_acks(work.acks)
+        remote: dict[int, dict[str, list[int]]] = {}
+        for _, by_backlog in acks:
+            remote |= self.transactions.remote_acks(by_backlog)
         if remote and not work.strict:
             raise errors.InvalidInput("only a transaction acknowledges messages of several partitions")
         callbacks = self._committing[key] = [reply]
@@ -83,10 +123,10 @@ class Works:
 
         checked = self._temporary_elsewhere(sends)
         if remote or checked:
-            self._state.spawn(self._coordinate(connection, work, sends, remote, checked, finish))
+            self._state.spawn(self._coordinate(connection, work, acks, sends, remote, checked, finish))
             return
         try:
-            self._store(connection, work, work.acks, sends, finish)
+            self._store(connection, work, acks, sends, finish)
         except errors.MusterError as error:
             finish(protocol.failed(error))
 
@@ -109,7 +149,7 @@ class Works:
         self,
         connection: state.ClientConnection,
         work: protocol.CommitWork,
-        acks: dict[str, list[int]],
+        acks: Acks,
         sends: list[protocol.SendMessage],
         finish: state.ReplyCallback,
         attempt: transactions.Attempt | None = None,
@@ -123,7 +163,10 @@ class Works:
             )
         if sends and self._state.journal.is_full:
             raise errors.Overloaded("too many messages wait to be stored", retry_after_s=0.1)
-        acked = self._acknowledged(connection, acks, strict=work.strict)
+        acked: dict[str, list[int]] = {}
+        for holder, by_backlog in acks:
+            for where, numbers in self._acknowledged(holder, by_backlog, strict=work.strict).items():
+                acked[where] = acked.get(where, []) + numbers
         targets: dict[str, _Target] = {}
         copies = [self._journal_message(connection, send, targets) for send in sends]
         stored_in = journal.count_by_queue(copies)
@@ -193,13 +236,17 @@ class Works:
         self,
         connection: state.ClientConnection,
         work: protocol.CommitWork,
+        acks: Acks,
         sends: list[protocol.SendMessage],
         remote: dict[int, dict[str, list[int]]],
         checked: list[destinations.Destination],
         finish: state.ReplyCallback,
     ) -> None:
         attempt = self.transactions.begin(connection.name, work.number, list(remote)) if remote else None
-        own = {key: numbers for key, numbers in work.acks.items() if not _is_in(key, remote)}
+        own = [
+            (holder, {key: numbers for key, numbers in by_backlog.items() if not _is_in(key, remote)})
+            for holder, by_backlog in acks
+        ]
         try:
             for destination in checked:
                 partition = partitions.of_destination(destination, self._state.partition_count)

@@ -26,8 +26,7 @@ from muster.core import errors
 from muster.notify.matcher import policy_cache
 from muster.predicates import ast, limits, types
 from muster.predicates.analysis import cost, normal_forms, type_check
-from muster.predicates.syntax import parser
-from muster.predicates.syntax import printer as text_
+from muster.predicates.syntax import parser, printer
 
 ATTRIBUTES_MAX: Final = 256
 MODELS_MAX: Final = 1_000  # of receivers, and of events: each event is compared with all of them
@@ -210,7 +209,7 @@ class Vocabulary:
         kept = self._checked.get(text)
         if kept is None:
             condition = normal_forms.canonical(self.policy(text))
-            kept = text_.write(condition)
+            kept = printer.write(condition)
             if len(_just_checked) >= JUST_CHECKED_MAX:
                 _just_checked.clear()
             _just_checked[kept] = condition
@@ -308,7 +307,7 @@ def parse_policy(text: str) -> ast.Condition:
 
 def canonical_text(policy: ast.Condition) -> str:
     """Return the form in which a policy is stored; equal policies have equal text."""
-    return text_.write(normal_forms.canonical(policy))
+    return printer.write(normal_forms.canonical(policy))
 
 
 def cost_of(condition: ast.Condition) -> tuple[cost.Cost, int | None]:

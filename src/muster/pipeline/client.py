@@ -16,7 +16,7 @@ from muster.bus.rpc import client
 from muster.core import errors, messages
 from muster.core.reports import columns
 from muster.pipeline import protocol
-from muster.pipeline.alerts import tracker as alerts_
+from muster.pipeline.alerts import tracker
 
 M = TypeVar("M", bound=messages.WireMessage)
 TIMEOUT_S = 10.0
@@ -62,7 +62,7 @@ class PipelineClient:
         alerts = [
             messages.decode(msgspec.json.encode(row), messages.Alert) async for row in self._pages("alerts")
         ]
-        return sorted(alerts, key=alerts_.urgency)
+        return sorted(alerts, key=tracker.urgency)
 
     async def follow_alerts(self, *, first: int | None = None) -> AsyncIterator[tuple[int, messages.Alert]]:
         """Each change with its sequence in the stream, starting at ``first`` or now.
@@ -89,24 +89,24 @@ class PipelineClient:
 
     async def silence(
         self, covers: str, *, for_s: float, from_ms: int | None = None, reason: str = ""
-    ) -> alerts_.Silence:
+    ) -> tracker.Silence:
         """Suppress notifications of the selected alerts. With a later ``from_ms``: a maintenance window."""
         row = await self._call(
             protocol.request, "silence", covers=covers, for_s=for_s, from_ms=from_ms, reason=reason
         )
-        return msgspec.convert(row, alerts_.Silence)
+        return msgspec.convert(row, tracker.Silence)
 
     async def unsilence(self, id: str) -> None:
         await self._call(protocol.request, "unsilence", id=id)
 
-    async def silences(self) -> list[alerts_.Silence]:
-        silences = [msgspec.convert(row, alerts_.Silence) async for row in self._pages("silences")]
+    async def silences(self) -> list[tracker.Silence]:
+        silences = [msgspec.convert(row, tracker.Silence) async for row in self._pages("silences")]
         return sorted(silences, key=lambda silence: silence.until_ms)
 
-    async def test_receiver(self, name: str) -> list[alerts_.DeliveryResult]:
+    async def test_receiver(self, name: str) -> list[tracker.DeliveryResult]:
         """Send a test notification to a receiver of alerts: a result for its webhook and for its mail."""
         rows = await self._call(protocol.request, "test", timeout_s=TEST_TIMEOUT_S, receiver=name)
-        return msgspec.convert(rows, list[alerts_.DeliveryResult])
+        return msgspec.convert(rows, list[tracker.DeliveryResult])
 
     # The fleet
 

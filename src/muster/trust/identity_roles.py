@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from muster.core import errors
-from muster.trust import credential_records as rows
+from muster.trust import credential_records
 from muster.trust.permissions import roles
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class IdentityRoles:
 
     def __init__(self, trust: keyring.Keyring) -> None:
         self._trust = trust
-        self._known: dict[str, tuple[object, rows.CredentialRecord]] = {}
+        self._known: dict[str, tuple[object, credential_records.CredentialRecord]] = {}
 
     def __call__(self, identity: str) -> str | None:
         try:
@@ -34,7 +34,7 @@ class IdentityRoles:
         known = record.status == "valid" or (record.status == "expired" and not self._trust.signs)
         return record.role if known else None
 
-    def record(self, identity: str) -> rows.CredentialRecord:
+    def record(self, identity: str) -> credential_records.CredentialRecord:
         version = self._trust.version(identity)
         known = self._known.get(identity)
         if known is None or known[0] != version:

@@ -31,8 +31,17 @@ from collections.abc import Callable
 import msgspec
 
 from muster.core import errors, subjects
-from muster.trust import accounts, credentials, grants, identity_roles, jwt, nkeys, private_files, sealed_box
-from muster.trust import credential_records as rows
+from muster.trust import (
+    accounts,
+    credential_records,
+    credentials,
+    grants,
+    identity_roles,
+    jwt,
+    nkeys,
+    private_files,
+    sealed_box,
+)
 from muster.trust.login import passwords
 from muster.trust.permissions import queue_rights, roles
 
@@ -58,7 +67,7 @@ class Keyring:
         self.domain = domain
         self._clock = clock
         # by domain, and by the version of the file
-        self._revocations: dict[str, tuple[object, dict[str, rows.CredentialRevocation]]] = {}
+        self._revocations: dict[str, tuple[object, dict[str, credential_records.CredentialRevocation]]] = {}
 
     @classmethod
     def create(cls, folder: pathlib.Path, domain: str, *, clock: Callable[[], float] = time.time) -> Keyring:
@@ -201,7 +210,7 @@ class Keyring:
                 raise errors.Refused(f"{identity!r} would expire earlier than it does now", hint=anew)
             user = self._claims(record.domain, identity).nats
             assert isinstance(user, jwt.UserClaims)
-            topics = rows.topics_in(user)
+            topics = credential_records.topics_in(user)
             path = self._user(record.domain, identity).with_suffix(".creds")
             key = None
             if path.exists():
@@ -214,12 +223,12 @@ class Keyring:
                 now,
                 expires_at,
                 topics or None,
-                rows.queues_in(user),
+                credential_records.queues_in(user),
                 bearer=record.bearer,
             )
             return self._store(record.domain, identity, record.public_key, document, key)
 
-    def provide_login(self, identity: str, role: roles.Role) -> rows.CredentialRecord:
+    def provide_login(self, identity: str, role: roles.Role) -> credential_records.CredentialRecord:
         """The identity of a login, made with this role if there is none.
 
         One that was made here, for logins only, gets the role. Any other keeps its own.
@@ -257,7 +266,7 @@ class Keyring:
 
     def revoke(
         self, identity: str, *, domain: str | None = None, keep_free: int = 0
-    ) -> rows.CredentialRecord:
+    ) -> credential_records.CredentialRecord:
         """Brokers refuse it, and close its connections, once they receive the `claims_update`.
 
         ``keep_free``: how many further revocations must remain possible.
@@ -281,7 +290,9 @@ class Keyring:
             # The broker revokes what was issued up to this second; after the clock was set back it must stay
             # revoked.
             at = max(now, record.issued_at)
-            revoked[record.public_key] = rows.CredentialRevocation(identity, at, record.expires_at or 0)
+            revoked[record.public_key] = credential_records.CredentialRevocation(
+                identity, at, record.expires_at or 0
+            )
             private_files.replace_file(
                 self._account(record.domain) / "revoked.json", msgspec.json.encode(revoked)
             )
@@ -289,7 +300,7 @@ class Keyring:
             self._user(record.domain, identity).with_suffix(".creds").unlink(missing_ok=True)
         return self.show(identity, domain=record.domain)
 
-    def show(self, identity: str, *, domain: str | None = None) -> rows.CredentialRecord:
+    def show(self, identity: str, *, domain: str | None = None) -> credential_records.CredentialRecord:
         domain = domain or self.domain
         claims = self._claims(domain, subjects.token(identity))
         user = claims.nats
@@ -302,7 +313,7 @@ class Keyring:
         revocation = self._revoked(domain).get(claims.sub)
         revoked = revocation is not None and claims.iat <= revocation.at  # the same decision as in brokers
         status = "revoked" if revoked else "expired" if expired else "valid"
-        return rows.CredentialRecord(
+        return credential_records.CredentialRecord(
             identity=identity,
             domain=domain,
             role=role.value if role is not None else "?",
@@ -312,10 +323,10 @@ class Keyring:
             issued_at=claims.iat,
             expires_at=claims.exp or None,
             bearer=user.bearer_token,
-            of_login=rows.LOGIN in user.tags,
+            of_login=credential_records.LOGIN in user.tags,
             publish=limits.pub.allow,
             subscribe=limits.sub.allow,
-            queues=rows.queues_of(user, role),
+            queues=credential_records.queues_of(user, role),
         )
 
     def discard_expired(self, prefix: str, role: roles.Role) -> None:
@@ -334,7 +345,9 @@ class Keyring:
         states = (path.stat() for path in paths if path.exists())
         return tuple((state.st_ino, state.st_mtime_ns) for state in states)
 
-    def records(self, *, domain: str | None = None, prefix: str = "") -> list[rows.CredentialRecord]:
+    def records(
+        self, *, domain: str | None = None, prefix: str = ""
+    ) -> list[credential_records.CredentialRecord]:
         domain = domain or self.domain
         names = sorted(path.stem for path in (self._account(domain) / "users").glob(f"{prefix}*.jwt"))
         return [self.show(name, domain=domain) for name in names]
@@ -465,9 +478,9 @@ class Keyring:
         bearer: bool = False,
         login: bool = False,
     ) -> str:
-        tags = (roles.tag(role), *rows.tags(topics, granted))
+        tags = (roles.tag(role), *credential_records.tags(topics, granted))
         if login:
-            tags += (rows.LOGIN,)
+            tags += (credential_records.LOGIN,)
         if topics is None and not bearer:
             signer = self._role_key(domain, role)
             user = jwt.UserClaims(issuer_account=self._public(domain), tags=tags)
@@ -542,7 +555,7 @@ class Keyring:
             raise errors.NotFound(f"{identity!r} has no credentials in {domain!r}")
         return _read(path, jwt.UserClaims)[1]
 
-    def _revoked(self, domain: str) -> dict[str, rows.CredentialRevocation]:
+    def _revoked(self, domain: str) -> dict[str, credential_records.CredentialRevocation]:
         path = self._account(domain) / "revoked.json"
         if not path.exists():
             return {}
@@ -550,7 +563,7 @@ class Keyring:
         version, known = self._revocations.get(domain, (None, {}))
         if version != (state.st_ino, state.st_mtime_ns):
             data = private_files.read(path, "the revocations", size_max=512 * REVOCATIONS_MAX)
-            known = rows.decode_revocations(data, str(path))
+            known = credential_records.decode_revocations(data, str(path))
             self._revocations[domain] = (state.st_ino, state.st_mtime_ns), known
         return known
 

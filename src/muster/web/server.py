@@ -23,11 +23,10 @@ from muster.core.net import tls
 from muster.core.telemetry import log, metrics
 from muster.supervision import tasks
 from muster.trust import certificates, keyring
-from muster.web import actions, guard, problems, settings
-from muster.web import request_state as state_
+from muster.web import actions, guard, problems, request_state, settings
 from muster.web.auth import logins
 from muster.web.data import connections, read_model
-from muster.web.pages import routes as pages
+from muster.web.pages import routes
 from muster.web.rest import (
     access,
     activity,
@@ -67,10 +66,10 @@ class Counted:
         await self._app(scope, receive, counting)
 
 
-def build(web: state_.WebState) -> ASGIApp:
+def build(web: request_state.WebState) -> ASGIApp:
     app = rest_application()
     app.state.muster = web
-    app.include_router(pages.router, include_in_schema=False)
+    app.include_router(routes.router, include_in_schema=False)
     app.add_exception_handler(errors.MusterError, _problem)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
@@ -80,7 +79,7 @@ def build(web: state_.WebState) -> ASGIApp:
         app,
         names=(settings_.host, *settings_.names),
         tls=bool(settings_.cert),
-        is_known=functools.partial(state_.is_known, web),
+        is_known=functools.partial(request_state.is_known, web),
     )
 
 
@@ -106,7 +105,7 @@ def _is_api(request: Request) -> bool:
 async def _problem(request: Request, error: Exception) -> Response:
     assert isinstance(error, errors.MusterError)
     if not _is_api(request):
-        return await pages.failed(request, error)
+        return await routes.failed(request, error)
     return JSONResponse(
         problems.document(error),
         status_code=problems.status_of(error),
@@ -124,7 +123,7 @@ async def _invalid(request: Request, error: Exception) -> Response:
 async def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if not _is_api(request) and error.status_code == 404:
-        return await pages.failed(request, errors.NotFound(f"there is no page {request.url.path[:200]}"))
+        return await routes.failed(request, errors.NotFound(f"there is no page {request.url.path[:200]}"))
     document = {
         "type": "about:blank",
         "title": str(error.detail).lower(),
@@ -179,7 +178,7 @@ async def serve(
         failures.add(1)
         await runner.failed_login(name, address)
 
-    web = state_.WebState(
+    web = request_state.WebState(
         settings=web_settings,
         source=kept,
         actions=runner,

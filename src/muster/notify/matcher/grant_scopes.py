@@ -15,17 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from muster.notify import authorities, protocol
-from muster.notify.matcher import matcher as engines
-from muster.notify.matcher import receiver_columns
-from muster.notify.matcher import receiver_table as tables
+from muster.notify.matcher import matcher, receiver_columns, receiver_table
 from muster.predicates import ast, types
 
 Array = npt.NDArray[Any]
 
 
 def find(
-    engine: engines.Matcher, event: protocol.AdmittedEvent, address: ast.Condition
-) -> list[engines.MatchResult]:
+    engine: matcher.Matcher, event: protocol.AdmittedEvent, address: ast.Condition
+) -> list[matcher.MatchResult]:
     """Return the receivers of an event; valid until the next call of the matcher."""
     if not event.within:
         return engine.find(event.attribute_values(), address)
@@ -40,7 +38,7 @@ def find(
             scopes = itertools.compress(event.within, inside[first])
             own = groups == group
             chosen[own] = engine.accepts(event.attribute_values(scopes), addressed.table, addressed.rows[own])
-        results.append(engines.MatchResult(addressed.table, addressed.rows[chosen]))
+        results.append(matcher.MatchResult(addressed.table, addressed.rows[chosen]))
     return results
 
 
@@ -58,7 +56,7 @@ def attributes_seen_by(
 
 
 def _inside(
-    engine: engines.Matcher, addressed: engines.MatchResult, within: tuple[protocol.ScopedAttributes, ...]
+    engine: matcher.Matcher, addressed: matcher.MatchResult, within: tuple[protocol.ScopedAttributes, ...]
 ) -> Array:
     """Return, for each row, the scopes that it is in."""
     table = engine.tables[addressed.table]
@@ -73,7 +71,7 @@ def _inside(
     return inside
 
 
-def _in_region(table: tables.ReceiverTable, rows: Array, region: str) -> Array:
+def _in_region(table: receiver_table.ReceiverTable, rows: Array, region: str) -> Array:
     column = table.columns.get(authorities.REGION)
     if not isinstance(column, receiver_columns.WordColumn) or column.kind is not types.ValueKind.STRING:
         return np.zeros(len(rows), np.bool_)

@@ -22,8 +22,7 @@ import numpy.typing as npt
 
 from muster.core import errors, quotas
 from muster.notify import models
-from muster.notify.matcher import kernels_numpy, name_table, opcodes, policy_index
-from muster.notify.matcher import receiver_table as tables
+from muster.notify.matcher import kernels_numpy, name_table, opcodes, policy_index, receiver_table
 from muster.predicates import ast, types
 from muster.predicates.syntax import parser
 
@@ -73,7 +72,7 @@ class Matcher:
     def __init__(self, *, kernels: Any = None) -> None:
         self._kernels = select_kernels() if kernels is None else kernels
         self.policies = policy_index.PolicyIndex(self._kernels)
-        self.tables: list[tables.ReceiverTable] = []
+        self.tables: list[receiver_table.ReceiverTable] = []
         self._table_of: dict[str, int] = {}
         self._names: list[name_table.NameTable] = []  # by table
         self.stored = quotas.StoredAmounts()  # receivers by process
@@ -101,7 +100,7 @@ class Matcher:
         number = self._table_of.get(model.name)
         if number is None:
             self._table_of[model.name] = len(self.tables)
-            self.tables.append(tables.ReceiverTable(model, self._kernels))
+            self.tables.append(receiver_table.ReceiverTable(model, self._kernels))
             self._names.append(name_table.NameTable(self._kernels))
         elif self.tables[number].model != model:
             self.tables[number].extend(model)
@@ -261,7 +260,7 @@ class Matcher:
 
     # -- queries
 
-    def _at(self, receiver: str) -> tuple[tables.ReceiverTable, int]:
+    def _at(self, receiver: str) -> tuple[receiver_table.ReceiverTable, int]:
         for table, known in zip(self.tables, self._names, strict=True):  # equivalent: as many
             if (row := known.row(receiver)) >= 0:
                 return table, row

@@ -15,7 +15,7 @@ from typing import Final
 from muster.bus import api
 from muster.core import errors, messages, subjects
 from muster.notify import protocol
-from muster.notify.notifier import state as common_
+from muster.notify.notifier import state
 from muster.predicates import types
 
 WAITING_MAX = 100_000
@@ -39,7 +39,7 @@ _SUBJECTS: Final = {
 
 
 class DecisionLog:
-    def __init__(self, common: common_.NotifierState) -> None:
+    def __init__(self, common: state.NotifierState) -> None:
         self._common = common
         self._waiting: deque[tuple[int, Record]] = deque()  # with approximate sizes
         self._bytes = 0
@@ -106,7 +106,7 @@ class DecisionLog:
                     )
                 except errors.MusterError as error:
                     self._common.count("history-dropped", len(batch))
-                    common_.events.warning("history-dropped", error=error)
+                    state.events.warning("history-dropped", error=error)
 
     def _take(self) -> list[Record]:
         batch: list[Record] = []

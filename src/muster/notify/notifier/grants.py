@@ -25,7 +25,7 @@ from muster.bus import api
 from muster.bus.rpc import server
 from muster.core import errors, messages, subjects
 from muster.notify import authorities, models, protocol
-from muster.notify.matcher import matcher as engines
+from muster.notify.matcher import matcher
 from muster.notify.notifier import decision_log
 from muster.notify.notifier import state as common_
 from muster.notify.notifier.shards import members
@@ -239,7 +239,7 @@ class GrantView:
         engine, knows = self._common.engine, self._common.known
         for number, table in enumerate(engine.tables):
             if any(map(models.restricted, table.model.attributes)):
-                receivers = engine.names([engines.MatchResult(number, table.rows_of(shard))])
+                receivers = engine.names([matcher.MatchResult(number, table.rows_of(shard))])
                 self.apply_grants(
                     receiver for receiver in receivers if knows.has_grants(receiver.partition("/")[0])
                 )

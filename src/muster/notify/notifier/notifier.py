@@ -23,12 +23,9 @@ from muster.core import errors, lifecycle
 from muster.core.telemetry import metrics
 from muster.notify import authorities, protocol
 from muster.notify import settings as settings_
-from muster.notify.matcher import kernels_numpy
-from muster.notify.matcher import matcher as engines
-from muster.notify.notifier import decision_log, durable_events, event_router, grants, query_handler
-from muster.notify.notifier import state as common_
-from muster.notify.notifier.shards import members
-from muster.notify.notifier.shards import shard_manager as shards_
+from muster.notify.matcher import kernels_numpy, matcher
+from muster.notify.notifier import decision_log, durable_events, event_router, grants, query_handler, state
+from muster.notify.notifier.shards import members, shard_manager
 
 ANSWERS_S = 1.0  # time for the last replies when the notifier stops
 
@@ -53,8 +50,8 @@ class Notifier(lifecycle.ServiceContext):
         self.name = bus.identity
         self.known = authorities.AuthorityView(root=root, domain=domain, lifetime_s_max=grant_lifetime_s)
         self._selects_kernels = kernels is None  # use the fastest kernels once they are loaded
-        self.engine = engines.Matcher(kernels=kernels or kernels_numpy)
-        self.common = common_.NotifierState(
+        self.engine = matcher.Matcher(kernels=kernels or kernels_numpy)
+        self.common = state.NotifierState(
             bus,
             settings or settings_.NotifySettings(),
             self.known,
@@ -70,7 +67,7 @@ class Notifier(lifecycle.ServiceContext):
         self._durable = durable_events.DurableEvents(
             self.common, self.members, self.grants, self.router, self._history
         )
-        self._shards = shards_.ShardManager(
+        self._shards = shard_manager.ShardManager(
             self.common, self.members, self.grants, self.router, self._durable, self._history
         )
         self._query_server = query_handler.query_server(self)
@@ -104,11 +101,11 @@ class Notifier(lifecycle.ServiceContext):
         loop("decision log", self._history.keep)
         if self._selects_kernels:
             self.common.tasks.spawn("kernels", self._load_fast_kernels())
-        common_.events.info("notifier-started", notifier=self.name)
+        state.events.info("notifier-started", notifier=self.name)
 
     async def _load_fast_kernels(self) -> None:
         """Load them in a thread after the start. Until then the slower kernels give the same results."""
-        self.engine.use(await asyncio.to_thread(engines.warm_up))
+        self.engine.use(await asyncio.to_thread(matcher.warm_up))
 
     async def stop(self) -> None:
         with contextlib.suppress(errors.MusterError):

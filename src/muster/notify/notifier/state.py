@@ -16,7 +16,7 @@ from muster.core import errors, messages
 from muster.core.telemetry import log, metrics
 from muster.notify import authorities, protocol
 from muster.notify import settings as settings_
-from muster.notify.matcher import matcher as engines
+from muster.notify.matcher import matcher
 from muster.notify.notifier.shards import shard as shards_shard
 from muster.supervision import tasks
 
@@ -31,7 +31,7 @@ class NotifierState:
         bus: api.Bus,
         settings: settings_.NotifySettings,
         knows: authorities.AuthorityView,
-        engine: engines.Matcher,
+        engine: matcher.Matcher,
         measure: metrics.Metrics,
     ) -> None:
         self.name = bus.identity

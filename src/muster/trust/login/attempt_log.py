@@ -21,7 +21,7 @@ import threading
 
 import msgspec
 
-from muster.core import files as core_files
+from muster.core import files
 from muster.trust import private_files
 from muster.trust.login import throttle
 
@@ -64,7 +64,7 @@ class AttemptLog:
         with private_files.locked(self._path.parent):
             if not self._path.exists() or self._path.stat().st_size > BYTES_MAX:
                 self._replace(counts_from_s, known_from_s)
-            core_files.append_line(self._path, _encode(attempt))
+            files.append_line(self._path, _encode(attempt))
 
     def _replace(self, counts_from_s: float, known_from_s: float) -> None:
         data = self._path.read_bytes()[_HEAD:] if self._path.exists() else b""
@@ -81,7 +81,7 @@ class AttemptLog:
         while len(data) > BYTES_MAX // 2:
             kept = kept[len(kept) // 2 :]
             data = _lines(kept)
-        core_files.write(self._path, secrets.token_hex(_HEAD // 2).encode() + b"\n" + data)
+        files.write(self._path, secrets.token_hex(_HEAD // 2).encode() + b"\n" + data)
 
 
 def _lines(kept: list[throttle.LoginAttempt]) -> bytes:

@@ -23,8 +23,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from muster.core import errors
-from muster.core import queue_names as names
+from muster.core import errors, queue_names
 from muster.trust.permissions import roles
 
 
@@ -60,12 +59,14 @@ Grants = tuple[QueueGrant, ...]
 
 _ALL = frozenset(QueueRight)
 _USE = frozenset((QueueRight.SEND, QueueRight.RECEIVE, QueueRight.BROWSE))
-_EVERYTHING = tuple(QueueGrant(name, _ALL) for name in ("*", names.DEAD_LETTERS, f"{names.TEMPORARY}*"))
+_EVERYTHING = tuple(
+    QueueGrant(name, _ALL) for name in ("*", queue_names.DEAD_LETTERS, f"{queue_names.TEMPORARY}*")
+)
 
 _OF_ROLES: dict[roles.Role, Grants] = {
     roles.Role.USER: (QueueGrant("*", _USE),),
     roles.Role.VIEWER: tuple(
-        QueueGrant(name, frozenset((QueueRight.BROWSE,))) for name in ("*", names.DEAD_LETTERS)
+        QueueGrant(name, frozenset((QueueRight.BROWSE,))) for name in ("*", queue_names.DEAD_LETTERS)
     ),
     roles.Role.OPERATOR: _EVERYTHING,
     roles.Role.WEB: _EVERYTHING,
@@ -80,7 +81,7 @@ def of_role(role: roles.Role, *, narrowed: bool = False) -> Grants:
 
 def allows(grants: Iterable[QueueGrant], queue: str, right: str) -> bool:
     """Whether one of the grants permits it."""
-    temporary = queue.startswith(names.TEMPORARY)
+    temporary = queue.startswith(queue_names.TEMPORARY)
     if temporary and right == QueueRight.SEND:
         return any(grant.rights for grant in grants)
     return any(right in grant.rights and _matches(grant.pattern, queue) for grant in grants)
@@ -92,8 +93,8 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 def _matches(pattern: str, queue: str) -> bool:
-    if queue == names.DEAD_LETTERS:
+    if queue == queue_names.DEAD_LETTERS:
         return pattern == queue
-    if queue.startswith(names.TEMPORARY) and not pattern.startswith(names.TEMPORARY):
+    if queue.startswith(queue_names.TEMPORARY) and not pattern.startswith(queue_names.TEMPORARY):
         return False
     return _pattern(pattern).fullmatch(queue) is not None

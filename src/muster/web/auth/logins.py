@@ -19,8 +19,7 @@ import msgspec
 
 from muster.core import errors, files, leaky_buckets, units
 from muster.core.net import hosts
-from muster.trust.login import password_checker as trust_logins
-from muster.trust.login import passwords
+from muster.trust.login import password_checker, passwords
 from muster.web import settings as settings_
 from muster.web.auth import ended_logins, oidc, scopes, sessions, tokens
 
@@ -34,10 +33,10 @@ class LoginService:
         folder: Path,
         settings: settings_.WebSettings,
         *,
-        on_failure: trust_logins.OnFailure | None = None,
+        on_failure: password_checker.OnFailure | None = None,
     ) -> None:
         self._known = known
-        self._passwords = trust_logins.PasswordChecker(known, on_failure=on_failure)
+        self._passwords = password_checker.PasswordChecker(known, on_failure=on_failure)
         self._folder = folder
         self._key = b""
         self._settings = settings

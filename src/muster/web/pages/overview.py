@@ -9,7 +9,7 @@ from muster.core import errors, messages
 from muster.core.reports import columns
 from muster.web.components import charts, page, widgets
 from muster.web.components.html import Markup, join, tag
-from muster.web.data import rows as rows_
+from muster.web.data import rows
 from muster.web.pages import alerts as alerts_
 
 CHANGES_SHOWN = 8
@@ -204,7 +204,7 @@ def _means(systems: Systems, name: str, scale: float) -> list[charts.Point]:
     return points
 
 
-def _groups(machines: rows_.MachineSummary) -> str:
+def _groups(machines: rows.MachineSummary) -> str:
     return f"in {widgets.count(len(machines.groups), 'group')}"
 
 

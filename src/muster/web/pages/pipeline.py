@@ -10,7 +10,7 @@ from muster.core.reports import columns
 from muster.pipeline import protocol
 from muster.web.components import charts, page, widgets
 from muster.web.components.html import Child, Markup, join, tag
-from muster.web.data import read_model as source_
+from muster.web.data import read_model
 
 LASTS = {
     "15m": "15 minutes",
@@ -217,7 +217,7 @@ def history(request: page.PageRequest) -> page.DashboardPage:
     )
 
 
-def _metrics(source: source_.ReadModel, chosen: str) -> list[str]:
+def _metrics(source: read_model.ReadModel, chosen: str) -> list[str]:
     """The standard metrics and those specific to this fleet."""
     newest = next(reversed(source.systems), None)
     own = set(newest[1]) if newest is not None else set()
@@ -239,7 +239,7 @@ def _ms(moment: str) -> int:
     return int(datetime.datetime.fromisoformat(moment).timestamp() * 1000)
 
 
-async def _which(source: source_.ReadModel, scope: str, metric: str, last: str) -> Markup:
+async def _which(source: read_model.ReadModel, scope: str, metric: str, last: str) -> Markup:
     """A group or zone has to be selected."""
     summary = await source.cache.get("machine summary", "machines", 2.0, source.machines.summary)
     names = [group.group for group in summary.groups[:20]] if scope == "group" else []

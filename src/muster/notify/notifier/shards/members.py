@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from muster.bus import api
 from muster.core import errors, messages, subjects
 from muster.notify import protocol
-from muster.notify.notifier import state as common_
+from muster.notify.notifier import state
 from muster.notify.notifier.shards import summaries
 from muster.predicates import ast, types
 
@@ -27,7 +27,7 @@ SUBJECT = subjects.to_all(protocol.PART, "notifier")
 
 
 class NotifierMembers:
-    def __init__(self, common: common_.NotifierState, owing_max: int) -> None:
+    def __init__(self, common: state.NotifierState, owing_max: int) -> None:
         self._common = common
         self._owing_max = owing_max
         self._peers: dict[str, tuple[float, protocol.ShardSummary]] = {}

@@ -19,7 +19,7 @@ from muster.bus import api, leases
 from muster.bus.rpc import error_replies
 from muster.core import errors, quotas, subjects
 from muster.notify import authorities, models, protocol
-from muster.notify.matcher import matcher as engines
+from muster.notify.matcher import matcher
 from muster.notify.notifier import fair_queue, pending_acks
 from muster.notify.notifier.shards import snapshots
 from muster.predicates import types
@@ -97,7 +97,7 @@ class ChangeValidator:
 
     def __init__(
         self,
-        engine: engines.Matcher,
+        engine: matcher.Matcher,
         knows: authorities.AuthorityView,
         count: Callable[[str], None],
         receivers_max: int = 0,

@@ -19,8 +19,7 @@ from muster.bus import api, leases
 from muster.bus.rpc import server
 from muster.core import errors, messages, subjects
 from muster.notify import protocol
-from muster.notify.notifier import decision_log, durable_events, event_router, grants
-from muster.notify.notifier import state as common_
+from muster.notify.notifier import decision_log, durable_events, event_router, grants, state
 from muster.notify.notifier.shards import members, placement, snapshots
 from muster.notify.notifier.shards import shard as shards_shard
 from muster.supervision import os_process
@@ -36,7 +35,7 @@ LITTLE_BYTES, QUIET_S = 1 << 20, 10.0  # fewer bytes in this time count as quiet
 class ShardManager:
     def __init__(
         self,
-        common: common_.NotifierState,
+        common: state.NotifierState,
         others: members.NotifierMembers,
         grant_view: grants.GrantView,
         router: event_router.EventRouter,
@@ -122,7 +121,7 @@ class ShardManager:
             common.held[shard] = held
             self._durable.follow()
             common.moved.set()
-            common_.events.info("shard-gained", shard=shard, epoch=lease.epoch, receivers=len(common.engine))
+            state.events.info("shard-gained", shard=shard, epoch=lease.epoch, receivers=len(common.engine))
             writer = asyncio.create_task(self._write(held))
             await _first(writer, lease.lost.wait(), held.uncertain.wait())
             if writer.done() and not writer.cancelled() and (error := writer.exception()):
@@ -135,7 +134,7 @@ class ShardManager:
                 writer.cancel()
                 await asyncio.gather(writer, return_exceptions=True)
             while held.queue:
-                common_.finish(held.queue.take().answer, common_.moving())
+                state.finish(held.queue.take().answer, state.moving())
             common.engine.leave_shard(shard)
             await lease.release()
 
@@ -156,7 +155,7 @@ class ShardManager:
         held.log_messages, held.log_bytes = replay.since_snapshot + 1, replay.bytes
         for error in replay.refused:
             common.count("replay-refused")
-            common_.events.warning("replay-refused", shard=held.shard, error=error)
+            state.events.warning("replay-refused", shard=held.shard, error=error)
         self._grants.apply_grants_to_shard(held.shard)
 
     # -- changes
@@ -184,7 +183,7 @@ class ShardManager:
                 await self._write_batch(held, queued)
             finally:  # changes without a known outcome are sent again by the client, which is harmless
                 for entry in queued:
-                    common_.finish(entry.answer, common_.moving())
+                    state.finish(entry.answer, state.moving())
             if self._snapshot_due(held):
                 await self._write_snapshot(held)
 
@@ -210,7 +209,7 @@ class ShardManager:
                         await self._write_batch(held, [entry])
                     return
                 for entry, _ in outcomes:
-                    common_.finish(entry.answer, error)
+                    state.finish(entry.answer, error)
                 return
             held.log_messages += 1
             held.log_bytes += len(data)
@@ -221,7 +220,7 @@ class ShardManager:
                     self._apply(held, process, change)
             await self._members.widen()
         for entry, refused in outcomes:
-            common_.finish(entry.answer, protocol.NotifyReply(sequence=held.sequence, refused=tuple(refused)))
+            state.finish(entry.answer, protocol.NotifyReply(sequence=held.sequence, refused=tuple(refused)))
 
     def _apply(self, held: shards_shard.Shard, process: str, change: protocol.Change) -> None:
         common = self._common
@@ -272,7 +271,7 @@ class ShardManager:
             for batch in _batches(parts):
                 await self._store(held, *batch)
         except errors.LimitExceeded as error:
-            common_.events.warning("snapshot-refused", shard=held.shard, error=error)
+            state.events.warning("snapshot-refused", shard=held.shard, error=error)
             self._common.count("snapshot-refused")
             held.log_bytes = held.log_messages = 0  # try again later
             return

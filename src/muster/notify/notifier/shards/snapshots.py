@@ -16,7 +16,7 @@ import numpy as np
 
 from muster.core import errors, messages
 from muster.notify import authorities, models, protocol
-from muster.notify.matcher import matcher as engines
+from muster.notify.matcher import matcher
 
 RECEIVERS: Final = 4000  # in a message; halved if they do not fit
 BYTES_MAX: Final = 900_000
@@ -44,7 +44,7 @@ def encode_applied(
 # -- writing
 
 
-def snapshot(engine: engines.Matcher, shard: protocol.Shard, epoch: int) -> Iterator[bytes]:
+def snapshot(engine: matcher.Matcher, shard: protocol.Shard, epoch: int) -> Iterator[bytes]:
     """The receivers of a shard as messages. It may pause in between: only the shard's writer changes them."""
     yield encode_applied((), epoch, "begin")
     for number, table in enumerate(engine.tables):
@@ -54,7 +54,7 @@ def snapshot(engine: engines.Matcher, shard: protocol.Shard, epoch: int) -> Iter
     yield encode_applied((), epoch, "end")
 
 
-def _written(engine: engines.Matcher, table: int, rows: Any, epoch: int) -> Iterator[bytes]:
+def _written(engine: matcher.Matcher, table: int, rows: Any, epoch: int) -> Iterator[bytes]:
     joins = _joins(engine, table, rows)
     try:
         data = encode_applied(joins, epoch, "part")
@@ -79,10 +79,10 @@ def _split(entry: tuple[str, list[protocol.JoinReceivers]], epoch: int) -> Itera
         yield encode_applied([(process, [update])], epoch, "part")
 
 
-def _joins(engine: engines.Matcher, number: int, rows: Any) -> list[tuple[str, list[protocol.JoinReceivers]]]:
+def _joins(engine: matcher.Matcher, number: int, rows: Any) -> list[tuple[str, list[protocol.JoinReceivers]]]:
     table = engine.tables[number]
     by_process: dict[str, tuple[list[str], list[int]]] = {}
-    for place, receiver in enumerate(engine.names([engines.MatchResult(number, rows)])):
+    for place, receiver in enumerate(engine.names([matcher.MatchResult(number, rows)])):
         process, _, name = receiver.partition("/")
         names, places = by_process.setdefault(process, ([], []))
         names.append(name)
@@ -136,7 +136,7 @@ class _Joining:
         self._durable += [before + place for place in joins.durable]
         self._changed_s += joins.changed_s or [at_s] * count
 
-    def join(self, engine: engines.Matcher, model: models.Model, shard: protocol.Shard) -> None:
+    def join(self, engine: matcher.Matcher, model: models.Model, shard: protocol.Shard) -> None:
         durable = np.zeros(len(self.receivers), np.bool_)
         durable[self._durable] = True
         engine.join_many(
@@ -155,7 +155,7 @@ class ShardReplay:
     """Replays the log of a shard into a matcher: call `take` for each message, then `finish`."""
 
     def __init__(
-        self, engine: engines.Matcher, knows: authorities.AuthorityView, shard: protocol.Shard
+        self, engine: matcher.Matcher, knows: authorities.AuthorityView, shard: protocol.Shard
     ) -> None:
         self._engine = engine
         self._knows = knows
@@ -241,7 +241,7 @@ def cells(listed: list[protocol.Value]) -> list[Any]:
 
 
 def apply(
-    engine: engines.Matcher,
+    engine: matcher.Matcher,
     knows: authorities.AuthorityView,
     shard: protocol.Shard,
     process: str,

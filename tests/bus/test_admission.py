@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
+from collections.abc import Callable
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,7 +34,7 @@ def test_no_identity_costs_more_than_its_share(share, steps):
             spent[identity] += admission.RECEIVED + size / admission.RECEIVED_BYTES
             core.charge(identity, cost, now_s)
             spent[identity] += min(cost, burst)  # beyond twice the budget a debt is not remembered
-        assert core.is_over(identity, now_s) or core.receive(identity, 0, now_s)
+        assert core.wait_s(identity, now_s) or core.receive(identity, 0, now_s)
 
 
 @given(STEPS)
@@ -79,3 +81,49 @@ def test_one_identity_has_at_most_half_of_the_pending_requests(limit, steps):
         elif own[identity]:
             pending.end(identity)
             own[identity] -= 1
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([0.0, 0.00007, 0.0002, None])), max_size=100)
+)
+def test_in_each_turn_an_identity_has_a_slice(steps):
+    """None: the next turn of the event loop begins."""
+    soon: list[Callable[[], None]] = []
+    now_s = [0.0]
+    slices = admission.TurnSlices(lambda: now_s[0], soon.append)
+    used_s: collections.Counter[str] = collections.Counter()
+    for identity, seconds in steps:
+        if seconds is None:
+            for begin in soon:
+                begin()
+            soon.clear()
+            used_s.clear()
+        else:
+            started_s = slices.start()
+            now_s[0] += seconds
+            slices.stop(identity, started_s)
+            used_s[identity] += seconds
+        assert len(soon) == bool(used_s), "it is called once in each turn"
+        assert abs(slices.total - 1000 * sum(used_s.values())) < 1e-6
+        for each in "abc":
+            assert slices.is_left(each) == (used_s[each] < admission.SLICE_MS / 1000 - 1e-9)
+
+
+@given(st.lists(st.sampled_from("abc") | st.none(), max_size=80))
+def test_waiting_work_is_served_in_turns_and_each_identity_in_order(steps):
+    """None: a work is taken. A simpler model: queues, and how often each identity was passed over."""
+    waiting: admission.IdentityQueues[tuple[str, int]] = admission.IdentityQueues()
+    queues: dict[str, list[int]] = {"a": [], "b": [], "c": []}
+    passed = dict.fromkeys(queues, 0)
+    for number, identity in enumerate(steps):
+        if identity is not None:
+            waiting.add(identity, (identity, number))
+            queues[identity].append(number)
+        elif any(queues.values()):
+            taken = waiting.next()
+            assert queues[taken[0]].pop(0) == taken[1]
+            passed = {each: passed[each] + 1 if queues[each] else 0 for each in queues}
+            passed[taken[0]] = 0
+            assert max(passed.values()) <= 2, "each of the others was served once in the meantime"
+        assert len(waiting) == sum(map(len, queues.values()))
+        assert all((each in waiting) == bool(queues[each]) for each in queues)

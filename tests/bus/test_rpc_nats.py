@@ -8,7 +8,8 @@ import time
 import pytest
 
 from muster.bus.rpc import admission, server
-from muster.core import errors
+from muster.core import errors, subjects
+from muster.testing.eventually import eventually
 from tests.bus import rpc_contract
 
 
@@ -33,3 +34,30 @@ class TestRpcOnNats(rpc_contract.RpcContract):
                 await rpc_contract.ask(ann, "read.reckon", timeout_s=0.5)
             assert await rpc_contract.ask(bob, "read.reckon") == "bob"
             assert await rpc_contract.ask(ann, "read.reckon") == "ann", "a client waits for its turn"
+
+    async def test_the_requests_of_others_pass_those_of_an_identity_that_sends_many(self, connect):
+        """Those of one identity are executed in the order in which it sent them."""
+        service, ann, bob = [await connect(name) for name in ("service", "ann", "bob")]
+        done: list[int] = []
+        begun = asyncio.Event()
+
+        async def reckon(call: server.RpcCall, number: int) -> None:
+            begun.set()
+            until = time.thread_time() + 0.0005
+            while time.thread_time() < until:
+                pass
+            done.append(number)
+
+        async def count(call: server.RpcCall) -> int:
+            return len(done)
+
+        operations = [server.RpcOperation("read.reckon", reckon), server.RpcOperation("read.count", count)]
+        async with server.RpcServer(service, rpc_contract.PART, operations) as serving:
+            at = subjects.from_identity(rpc_contract.PART, "ann", "read.reckon")
+            for number in range(300):
+                await ann.publish(at, b'{"number":%d}' % number, reply="_R.@manage.ann.1.1")
+            await begun.wait()
+            assert await rpc_contract.ask(bob, "read.count") < 150
+            await eventually(lambda: len(done) == 300)
+        assert done == sorted(done)
+        assert not serving.refused

@@ -4,7 +4,11 @@ Each identity may use a share of the time of an event loop, for all services the
 of pending requests. Costs are milliseconds of the loop. Receiving a message costs `RECEIVED`, and more if it
 is large; executing a request costs `REQUEST` and the time that its steps take; a request that is malformed or
 names no operation costs `MALFORMED` in addition, because correct clients hardly send any. Each cost is
-charged when it is known, and the next requests are refused for it.
+charged when it is known, and the next requests are refused for it; those that wait begin when it is paid.
+
+A budget is of a second, and others must not wait so long. In each turn of the event loop an identity uses
+only a slice (`TurnSlices`), and the rest of its work waits for the next turns, in which the identities are
+served in turns (`IdentityQueues`). In virtual time nothing takes time, so nothing waits.
 
 A refusal costs no task and decodes nothing. It is answered at most once a second for each identity, and the
 others are dropped: otherwise the replies to a flood would be a flood. A dropped request is repeated by
@@ -15,10 +19,14 @@ The table of identities is bounded. Pure: the time is an argument.
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import weakref
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
+from muster.bus import uptime
 from muster.core import leaky_buckets
 
 SHARE = 0.5  # of the time, for one identity
@@ -27,6 +35,9 @@ RECEIVED_BYTES = 512 << 10  # a message of this size costs 1 ms to receive
 REQUEST = 0.1
 MALFORMED = 2.0
 RETRY_S = 1.0
+SLICE_MS = 0.3  # of a turn
+
+W = TypeVar("W")
 
 _ANSWERS = leaky_buckets.BucketBudget(1, RETRY_S)
 
@@ -55,13 +66,13 @@ class Admission:
         self._share = share
         self._costs: leaky_buckets.LeakyBuckets[str] = leaky_buckets.LeakyBuckets(budget)
 
-    def is_over(self, identity: str, now_s: float) -> bool:
-        """Whether the identity has used up its budget."""
-        return self._costs.wait_s(identity, now_s) > 0
+    def wait_s(self, identity: str, now_s: float) -> float:
+        """The time until the identity has a budget again; 0: it has one."""
+        return self._costs.wait_s(identity, now_s)
 
     def receive(self, identity: str, size: int, now_s: float) -> bool:
         """Charge a received message, unless the budget is used up."""
-        if self.is_over(identity, now_s):
+        if self.wait_s(identity, now_s):
             return False
         self._costs.add(identity, now_s, RECEIVED + size / RECEIVED_BYTES)
         return True
@@ -77,14 +88,93 @@ class Admission:
         return True
 
 
-_of_loops: weakref.WeakKeyDictionary[object, Admission] = weakref.WeakKeyDictionary()
+class TurnSlices:
+    """The milliseconds of the current turn of an event loop that each identity has used. ``soon`` calls a
+    function in the next turn."""
+
+    def __init__(self, clock: Callable[[], float], soon: Callable[[Callable[[], None]], object]) -> None:
+        self._clock = clock
+        self._soon = soon
+        self._used: dict[str, float] = {}
+        self._has_begun = False
+
+    def is_left(self, identity: str) -> bool:
+        return self._used.get(identity, 0.0) < SLICE_MS
+
+    @property
+    def total(self) -> float:
+        return sum(self._used.values())
+
+    def start(self) -> float:
+        """Before work of an identity, so that what the work schedules comes after the end of this turn."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._soon(self._end)
+        return self._clock()
+
+    def stop(self, identity: str, started_s: float) -> float:
+        """Returns the milliseconds that the work took."""
+        took = 1000 * (self._clock() - started_s)
+        self._used[identity] = self._used.get(identity, 0.0) + took
+        return took
+
+    def _end(self) -> None:
+        self._has_begun = False
+        self._used.clear()
 
 
-def of_loop(loop: object) -> Admission:
+class IdentityQueues(Generic[W]):
+    """Work that waits: of each identity in its order."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, deque[W]] = {}
+
+    def __contains__(self, identity: str) -> bool:
+        return identity in self._of
+
+    def __bool__(self) -> bool:
+        return bool(self._of)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._of.values()))
+
+    def add(self, identity: str, work: W) -> None:
+        self._of.setdefault(identity, deque()).append(work)
+
+    def next(self) -> W:
+        """Of the identity that was served longest ago."""
+        return self.next_of(next(iter(self._of)))
+
+    def next_of(self, identity: str) -> W:
+        queue = self._of.pop(identity)
+        work = queue.popleft()
+        if queue:
+            self._of[identity] = queue  # behind the others
+        return work
+
+    def clear(self) -> None:
+        self._of.clear()
+
+
+class LoopAdmission(Admission):
     """That of all servers of an event loop: they share its time."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self.slices = TurnSlices(uptime.processor_clock_of(loop), _call_soon)
+
+
+def _call_soon(work: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_soon(work)
+
+
+_of_loops: weakref.WeakKeyDictionary[object, LoopAdmission] = weakref.WeakKeyDictionary()
+
+
+def of_loop(loop: asyncio.AbstractEventLoop) -> LoopAdmission:
     admission = _of_loops.get(loop)
     if admission is None:
-        admission = _of_loops[loop] = Admission()
+        admission = _of_loops[loop] = LoopAdmission(loop)
     return admission
 
 

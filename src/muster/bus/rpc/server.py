@@ -21,10 +21,9 @@ import contextlib
 import functools
 import hashlib
 import inspect
-import time
 import types
 import typing
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
@@ -219,11 +218,15 @@ class RpcServer:
         self._codec: RpcCodec = codec or JsonCodec()
         self._group = group
         self._gate = asyncio.Semaphore(at_once) if at_once else contextlib.nullcontext()
-        self._admission = admission or admission_.of_loop(asyncio.get_running_loop())
+        self._loop = loop = asyncio.get_running_loop()
+        self._admission = admission or admission_.of_loop(loop)
+        self._slices = admission_.of_loop(loop).slices
+        # messages for the next turns, and requests for those of their identity to end
+        self._held = admission_.IdentityQueues[tuple[requests.RpcCaller, Callable[[], None]]]()
+        self._waiting = admission_.IdentityQueues[tuple[requests.RpcCaller, RpcOperation]]()
         self._pending = admission_.PendingRequests(pending_max)
         self._each_at_once = each_at_once
         self._running: Counter[str] = Counter()  # requests by identity
-        self._waiting: dict[str, deque[tuple[requests.RpcCaller, RpcOperation]]] = {}  # for those to end
         self._serving = serving
         self._on_outcome = on_outcome
         self._subscriptions: list[api.Subscription] = []
@@ -253,6 +256,7 @@ class RpcServer:
         """
         while self._subscriptions:
             await self._subscriptions.pop().close()
+        self._held.clear()
         self._waiting.clear()  # none of them has begun
         for task in self._tasks - self._finishing:
             task.cancel()
@@ -270,19 +274,53 @@ class RpcServer:
             return
         caller = requests.accept(message, pattern, self.refused, admit=self.admit)
         if caller is not None:
-            self.submit(caller, operation or self._operations.get(caller.operation))
+            known = operation or self._operations.get(caller.operation)
+            self.in_turn(caller, lambda: self.submit(caller, known))
+
+    def in_turn(self, caller: requests.RpcCaller, handle: Callable[[], None]) -> None:
+        """Handle an accepted message, in a later turn of the event loop if its identity has used its slice of
+        this one."""
+        if caller.identity not in self._held and self._slices.is_left(caller.identity):
+            self._handle(caller.identity, handle)
+        elif not self._pending.has_room(caller.identity):
+            self._refuse_overload(caller.identity, caller.message, admission_.OverloadReason.PENDING)
+        else:
+            self._pending.begin(caller.identity)
+            if not self._held:
+                self._loop.call_soon(self._take_turn)
+            self._held.add(caller.identity, (caller, handle))
+
+    def _handle(self, identity: str, handle: Callable[[], None]) -> None:
+        started_s = self._slices.start()
+        try:
+            handle()
+        finally:
+            self._slices.stop(identity, started_s)
+
+    def _take_turn(self) -> None:
+        """Handle messages that have waited, for one slice in all."""
+        if self._held:
+            self._loop.call_soon(self._take_turn)
+        while self._held and self._slices.total < admission_.SLICE_MS:
+            caller, handle = self._held.next()
+            self._pending.end(caller.identity)
+            trace.current.set(caller.message.trace)
+            if self._admission.wait_s(caller.identity, self._loop.time()):  # for what it sent before
+                rate = admission_.OverloadReason.RATE
+                handle = functools.partial(self._refuse_overload, caller.identity, caller.message, rate)
+            self._handle(caller.identity, handle)
 
     def admit(self, identity: str, message: api.Message, *, is_charged: bool = True) -> bool:
         """For `requests.accept`: whether the identity may have another message handled now.
 
         Not ``is_charged``: of traffic with a flow control of its own; it is refused only for other costs.
         """
-        now_s = asyncio.get_running_loop().time()
+        now_s = self._loop.time()
         size = len(message.data)
         if (
             self._admission.receive(identity, size, now_s)
             if is_charged
-            else not self._admission.is_over(identity, now_s)
+            else not self._admission.wait_s(identity, now_s)
         ):
             return True
         self._refuse_overload(identity, message, admission_.OverloadReason.RATE)
@@ -315,15 +353,18 @@ class RpcServer:
                 self.charge(caller.identity, admission_.REQUEST)
             self._pending.begin(caller.identity)
             limit = self._each_at_once if operation.is_charged and not admitted else None
-            if limit is not None and self._running[caller.identity] >= limit:
-                self._waiting.setdefault(caller.identity, deque()).append((caller, operation))
+            if limit is not None and (
+                caller.identity in self._waiting or self._running[caller.identity] >= limit
+            ):
+                self._waiting.add(caller.identity, (caller, operation))
             else:
                 self._begin(caller, operation)
 
     def _begin(self, caller: requests.RpcCaller, operation: RpcOperation) -> None:
         identity = caller.identity
         begin = functools.partial(self._serve, caller, operation)
-        work = _metered(begin, functools.partial(self.charge, identity)) if operation.is_charged else begin()
+        charge = functools.partial(self.charge, identity)
+        work = _metered(begin, identity, self._slices, charge) if operation.is_charged else begin()
         self._running[identity] += 1
         task = self._supervisor.spawn("request", work)
         self._tasks.add(task)
@@ -334,23 +375,29 @@ class RpcServer:
         self._finishing.discard(task)
         self._pending.end(identity)
         self._running[identity] -= 1
-        if waiting := self._waiting.get(identity):
-            self._begin(*waiting.popleft())
-        if not waiting:
-            self._waiting.pop(identity, None)
         if not self._running[identity]:
             del self._running[identity]
+        self._begin_waiting(identity)
+
+    def _begin_waiting(self, identity: str) -> None:
+        """Begin the request of an identity that has waited longest, once the identity has a budget."""
+        if identity not in self._waiting:
+            return
+        if wait_s := self._admission.wait_s(identity, self._loop.time()):
+            self._loop.call_later(wait_s, self._begin_waiting, identity)
+        else:
+            self._begin(*self._waiting.next_of(identity))
 
     # Refusing, without a task.
 
     def charge(self, identity: str, cost: float) -> None:
-        self._admission.charge(identity, cost, asyncio.get_running_loop().time())
+        self._admission.charge(identity, cost, self._loop.time())
 
     def _refuse_overload(
         self, identity: str, message: api.Message, reason: admission_.OverloadReason
     ) -> None:
         requests.count_refusal(self._part, reason, self.refused)
-        now_s = asyncio.get_running_loop().time()
+        now_s = self._loop.time()
         if message.reply is not None and self._admission.may_answer(identity, now_s):
             self._refuse_now(message, OVERLOADED[reason])
         else:
@@ -371,7 +418,7 @@ class RpcServer:
     @property
     def pending(self) -> int:
         """Requests under way or waiting."""
-        return len(self._tasks) + sum(map(len, self._waiting.values()))
+        return len(self._tasks) + len(self._waiting) + len(self._held)
 
     async def drain(self, timeout_s: float) -> None:
         """Wait for the running requests, up to this time."""
@@ -511,30 +558,37 @@ class RpcServer:
         )
 
 
-async def _metered(begin: Callable[[], Coroutine[Any, Any, None]], charge: Callable[[float], None]) -> None:
-    """Run what ``begin`` returns, and charge the milliseconds of each of its steps."""
-    await _steps(begin(), charge)
-
-
-def stopwatch() -> Callable[[], float]:
-    """Returns the milliseconds that the event loop has used the processor since: waiting for the processor is
-    not the caller's cost. In virtual time, nothing takes time."""
-    loop = asyncio.get_running_loop()
-    began_s, used_s = loop.time(), time.thread_time()
-    return lambda: 1000 * min(loop.time() - began_s, time.thread_time() - used_s)
+async def _metered(
+    begin: Callable[[], Coroutine[Any, Any, None]],
+    identity: str,
+    slices: admission_.TurnSlices,
+    charge: Callable[[float], None],
+) -> None:
+    """Run what ``begin`` returns, in the slices of the identity, and charge the milliseconds of each step."""
+    await _steps(begin(), identity, slices, charge)
 
 
 @types.coroutine
-def _steps(work: Coroutine[Any, Any, None], charge: Callable[[float], None]) -> Generator[Any, Any, None]:
+def _steps(
+    work: Coroutine[Any, Any, None],
+    identity: str,
+    slices: admission_.TurnSlices,
+    charge: Callable[[float], None],
+) -> Generator[Any, Any, None]:
     error: BaseException | None = None
     while True:
-        spent = stopwatch()
+        try:
+            while error is None and not slices.is_left(identity):
+                yield  # until the next turn
+        except BaseException as thrown:  # noqa: BLE001  (it is thrown into the work)
+            error = thrown
+        started_s = slices.start()
         try:
             waits_for = work.send(None) if error is None else work.throw(error)
         except StopIteration:
             return
         finally:
-            charge(spent())
+            charge(slices.stop(identity, started_s))
         try:
             error = None
             yield waits_for

@@ -320,8 +320,10 @@ class InformationNode(lifecycle.ClosingContext):
     def _on_request(self, pattern: str, message: api.Message) -> None:
         """Handle a request of a client; the broker has put the client's identity into the subject."""
         caller = requests.accept(message, pattern, self.not_requests, admit=self._server.admit)
-        if caller is None:
-            return
+        if caller is not None:
+            self._server.in_turn(caller, lambda: self._handle_request(caller))
+
+    def _handle_request(self, caller: requests.RpcCaller) -> None:
         self.state.requests += 1
         operation = self._operations.get(caller.operation)
         name = operation.name if operation is not None else ""

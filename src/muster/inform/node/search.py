@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from muster.bus.rpc import admission, server
+from muster.bus.rpc import admission
 from muster.core import errors
 from muster.inform import protocol, search_plan
 from muster.inform.node import reads, state
@@ -229,9 +229,10 @@ class ContextSearch:
             return protocol.PartialFindResult(shared.name, contexts, True, reached)
         while True:
             async with turn, self._slice_lock:
-                spent = server.stopwatch()
+                started_s = costs.slices.start()
                 matching, after = self._slice(plan, reached)
-                costs.charge(query.reader, spent() + CONTEXT_COST * len(matching), loop.time())
+                spent = costs.slices.stop(query.reader, started_s) + CONTEXT_COST * len(matching)
+                costs.charge(query.reader, spent, loop.time())
                 await asyncio.sleep(0)
             for key, selected in matching:
                 if query.reader and not shared.may_read(query.reader, key, selected.writer):

@@ -28,7 +28,7 @@ import pyarrow as pa
 from muster.core import errors
 from muster.pipeline.source import session
 from muster.predicates import ast, types
-from muster.predicates.backends import dialects, sql
+from muster.predicates.backends import sql
 from muster.predicates.syntax import parser
 
 if TYPE_CHECKING:
@@ -262,7 +262,7 @@ def _in_parts(addressed: dict[str, ast.Condition]) -> Iterator[dict[str, ast.Con
 
 def _versions(attributes: Sequence[str]) -> str:
     """The states of each receiver: the last value of each attribute, between two changes."""
-    quote, word = dialects.SPARK.identifier, dialects.SPARK.string
+    quote, word = sql.identifier, sql.string
     last = ", ".join(
         f"last(IF(what = 'join' OR map_contains_key(reported, {word(name)}), "
         f"named_struct('v', try_element_at(reported, {word(name)})), NULL), true) OVER held AS {quote(name)}"
@@ -285,7 +285,7 @@ def _versions(attributes: Sequence[str]) -> str:
 
 
 def _means(addressed: Mapping[str, ast.Condition], models: ReplayModels) -> str:
-    word = dialects.SPARK.string
+    word = sql.string
     whens = []
     for text, condition in addressed.items():
         by_model = " ".join(
@@ -296,14 +296,14 @@ def _means(addressed: Mapping[str, ast.Condition], models: ReplayModels) -> str:
 
 
 def _address(condition: ast.Condition, model: types.Model) -> str:
-    quote = dialects.SPARK.identifier
+    quote = sql.identifier
     return sql.write(condition, model, column=lambda key: _typed(f"v.{quote(key)}", model[key]))
 
 
 def _accepts(policy: str, models: ReplayModels) -> str:
     """The policy as SQL, by the model of each event type; types without a model use all attributes."""
     condition = parser.parse(policy, home="event")
-    word = dialects.SPARK.string
+    word = sql.string
     senders = dict(_IDENTITY)
     for receiver in models.receivers.values():
         for name, declared in receiver.items():

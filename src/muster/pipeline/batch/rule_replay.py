@@ -14,7 +14,7 @@ from muster.pipeline.history import storage, tables
 from muster.pipeline.source import session
 from muster.predicates import types
 from muster.predicates.analysis import type_check
-from muster.predicates.backends import dialects, sql
+from muster.predicates.backends import sql
 from muster.predicates.syntax import parser
 
 if TYPE_CHECKING:
@@ -252,12 +252,12 @@ def _condition(
     type_check.require(condition, model, text)
 
     def column(key: str) -> str:
-        quote = dialects.SPARK.identifier
+        quote = sql.identifier
         name = key.removeprefix("receiver.")
         is_receiver = key.startswith("receiver.") or bare
         return f"receiver.{quote(name)}" if is_receiver else quote(f"event {name}")
 
-    return sql.write(condition, model, dialects.SPARK, column=column)
+    return sql.write(condition, model, column=column)
 
 
 def _count() -> Any:

@@ -1,11 +1,11 @@
-"""SQL text: the condition as something to put after WHERE.
+"""SQL text for Spark: the condition as something to put after WHERE.
 
 The text is true for exactly the rows where the condition is; for others it is false or NULL, which WHERE
 treats alike. Types come from a model, so type differences are resolved here, without the conversions of an
 engine. An attribute that the model does not have is NULL.
 
-Required column types: integers of at most 64 bits, strings as text, sets as arrays of strings. Spark may run
-it with ANSI mode on or off.
+Required column types: integers of at most 64 bits, strings as text, sets as arrays of strings. ANSI mode may
+be on or off: integer arithmetic is NULL where the result exceeds 64 bits or the divisor is 0.
 """
 
 from __future__ import annotations
@@ -18,11 +18,17 @@ from typing import Any, Final
 from muster.core import errors
 from muster.predicates import ast, like_patterns, types, values
 from muster.predicates.analysis import normal_forms
-from muster.predicates.backends import dialects
 from muster.predicates.types import ValueKind
 
 _INFINITY: Final = "CAST('Infinity' AS DOUBLE)"
 _NOT_A_NUMBER: Final = "CAST('NaN' AS DOUBLE)"
+
+_INTEGER_SIGNS: Final = {
+    "+": "try_add({a}, {b})",
+    "-": "try_subtract({a}, {b})",
+    "*": "try_multiply({a}, {b})",
+    "/": "CASE WHEN {b} = -1L THEN try_subtract(0L, {a}) ELSE {a} div nullif({b}, 0L) END",
+}
 
 LENGTH_MAX: Final = 1_000_000  # characters: a quotient of quotients contains each divisor twice
 
@@ -34,21 +40,42 @@ _REAL_SIGNS: Final = {
 }
 
 
-def write(
-    condition: ast.Condition,
-    model: types.Model,
-    dialect: dialects.SqlDialect = dialects.SPARK,
-    *,
-    column: Callable[[str], str] | None = None,
-) -> str:
+def write(condition: ast.Condition, model: types.Model, *, column: Callable[[str], str] | None = None) -> str:
     """``column`` gives the SQL of an attribute by its key; without it, columns are called as the keys are.
 
     The text is complete: run it without parameters, so that the driver does not interpret ``%`` or ``?`` in
     it.
     """
-    return _Writer(model, dialect, column or dialect.identifier).condition(
-        normal_forms.negation_normal(condition)
-    )
+    return _Writer(model, column or identifier).condition(normal_forms.negation_normal(condition))
+
+
+def identifier(name: str) -> str:
+    if "\0" in name:
+        raise errors.InvalidInput(f"{name!r} cannot name a column")
+    return f"`{name.replace('`', '``')}`"
+
+
+def string(word: str) -> str:
+    """A literal.
+
+    Settings of Spark change the meaning of a backslash and a doubled quote, and ${…} is replaced even in a
+    literal: a word with any of them is written as bytes, which are the same under all settings.
+    """
+    if word.isascii() and word.isprintable() and not set("'\\$") & set(word):
+        return f"'{word}'"
+    return f"CAST(X'{word.encode().hex()}' AS STRING)"
+
+
+def _matches(column: str, form: like_patterns.PatternShape) -> str:
+    match [like_patterns.plain(segment) for segment in form.segments]:
+        case [str(start), ""]:
+            return f"startswith({column}, {string(start)})"
+        case ["", str(end)]:
+            return f"endswith({column}, {string(end)})"
+        case ["", str(inside), ""]:
+            return f"contains({column}, {string(inside)})"
+    # Not Spark's LIKE: it becomes a regular expression that backtracks at every %.
+    return f"{column} RLIKE {string(like_patterns.regular_expression(form))}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +92,8 @@ _NULL: Final = _Value(None)
 
 
 class _Writer:
-    def __init__(
-        self, model: types.Model, dialect: dialects.SqlDialect, column: Callable[[str], str]
-    ) -> None:
+    def __init__(self, model: types.Model, column: Callable[[str], str]) -> None:
         self._model = model
-        self._dialect = dialect
         self._column = column
 
     def condition(self, condition: ast.Condition) -> str:
@@ -108,15 +132,13 @@ class _Writer:
         negation = "" if when else "NOT "
         match clause:
             case ast.Contains():
-                condition = self._dialect.contains.format(a=value.sql, b=self._dialect.string(clause.word))
+                condition = f"array_contains({value.sql}, {string(clause.word)})"
                 return condition if when else f"({value.sql} IS NOT NULL AND NOT {condition})"
             case ast.In():
-                words = ", ".join(self._dialect.string(word) for word in dict.fromkeys(clause.words))
+                words = ", ".join(string(word) for word in dict.fromkeys(clause.words))
                 return f"{value.sql} {negation}IN ({words})"
             case ast.Like():
-                condition = self._dialect.matches(
-                    value.sql, like_patterns.shape(clause.pattern, clause.escape)
-                )
+                condition = _matches(value.sql, like_patterns.shape(clause.pattern, clause.escape))
                 return f"({negation}{condition})"
 
     # Comparisons
@@ -226,9 +248,7 @@ class _Writer:
         if not {left.kind, right.kind} <= {ValueKind.INT, ValueKind.FLOAT}:
             return _NULL
         if left.kind is right.kind is ValueKind.INT:
-            expression = self._dialect.integer_operators[sign].format(
-                a=self._as_integer(left), b=self._as_integer(right)
-            )
+            expression = _INTEGER_SIGNS[sign].format(a=self._as_integer(left), b=self._as_integer(right))
             return _Value(ValueKind.INT, self._bounded(expression))
         zero = self._real(0.0)
         expression = _REAL_SIGNS[sign].format(a=self._as_real(left), b=self._as_real(right), zero=zero)
@@ -252,16 +272,16 @@ class _Writer:
             case bool():
                 return _Value(ValueKind.BOOL, _truth(constant), constant)
             case str():
-                return _Value(ValueKind.STRING, self._dialect.string(constant), constant)
+                return _Value(ValueKind.STRING, string(constant), constant)
             case int():
-                return _Value(ValueKind.INT, self._dialect.integer.format(x=constant), constant)
+                return _Value(ValueKind.INT, f"{constant}L", constant)
             case float():
                 return _Value(ValueKind.FLOAT, self._real(constant), constant)
 
     def _real(self, number: float) -> str:
         if math.isinf(number):
             return _INFINITY if number > 0 else f"(-{_INFINITY})"
-        return self._dialect.real.format(x=repr(number))
+        return f"{number!r}D"
 
 
 def _truth(truth: bool) -> str:

@@ -2,9 +2,8 @@
 
 Each module is changed in one place at a time (a comparison, a boolean, a number, a call left out), and the
 package's fast tests are run against the change.  A mutant that no test notices survives: either a test is
-missing, or the change makes no difference.  In the second case the argument stands beside the code, in a
-comment ``# equivalent: why`` on the line, and the line is left out; where only one of its changes makes no
-difference, ``# equivalent (Gt -> GtE): why``.
+missing, or the change makes no difference.  In the second case the line and the argument stand in
+``tools/equivalent.toml``, and the line is left out.
 
 The mutants of a module are a seeded sample, so two runs look at the same ones.
 
@@ -31,7 +30,8 @@ import random
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -44,7 +44,7 @@ SEED = 1
 PACKAGE_S_MAX = 1800.0
 SURVIVORS_MAX = 0.10
 HANGS_S = 5.0
-EQUIVALENT = re.compile(r"#.*\bequivalent(?: \(([^)]*)\))?: ")
+EQUIVALENT = pathlib.Path(__file__).with_name("equivalent.toml")
 FORK = multiprocessing.get_context("fork")
 
 _T = TypeVar("_T")
@@ -158,23 +158,29 @@ class Mutant:
     variant: int
 
 
-def mutants(source: str) -> list[Mutant]:
-    """All of a module; texts, annotations, options of classes and lines that are argued are left alone."""
+def equivalents() -> dict[str, dict[str, str]]:
+    """By module: lines, and why a change of them makes no difference."""
+    lines: dict[str, dict[str, str]] = tomllib.loads(EQUIVALENT.read_text())
+    return lines
+
+
+def mutants(source: str, equivalent: Mapping[str, str]) -> list[Mutant]:
+    """All of a module; texts, annotations, options of classes and equivalent lines are left alone."""
     tree = ast.parse(source)
-    lines = source.splitlines()
+    lines = [line.partition("  #")[0].strip() for line in source.splitlines()]
     inert = _annotations(tree) | _options(tree)
     return [
         Mutant(node.lineno, what, place, variant)
         for place, node in enumerate(ast.walk(tree))
         if isinstance(node, ast.stmt | ast.expr) and id(node) not in inert
         for variant, (what, _) in enumerate(_changes(node))
-        if not _is_argued(lines[node.lineno - 1], what)
+        if not _is_equivalent(equivalent.get(lines[node.lineno - 1]), what)
     ]
 
 
-def _is_argued(line: str, what: str) -> bool:
-    matches = EQUIVALENT.search(line)
-    return matches is not None and (matches[1] is None or what in matches[1].split(", "))
+def _is_equivalent(why: str | None, what: str) -> bool:
+    only = re.match(r"\((.*?)\): ", why or "")
+    return why is not None and (only is None or what in only[1].split(", "))
 
 
 def changed(source: str, mutant: Mutant | None) -> ast.Module:
@@ -340,7 +346,7 @@ def examine(
     if second is None or not second.passed:
         raise SystemExit(f"{module}: its tests fail in another order: {' '.join(tests)}")
     limit_s = 30 + 4 * (time.monotonic() - began_s)
-    every = mutants((ROOT / "src" / "muster" / module).read_text())
+    every = mutants((ROOT / "src" / "muster" / module).read_text(), equivalents().get(module, {}))
     chosen = random.Random(seed).sample(every, min(count, len(every)))
     tried = survived = 0
     for mutant in sorted(chosen, key=lambda value: value.line):

@@ -7,6 +7,10 @@ import re
 
 from tools import mutants
 
+EQUIVALENT = {
+    "return max(width, 2)": "(2 -> 3, 3 -> 4): nothing is wider",
+    "return width == 1": "because it is",
+}
 SOURCE = '''
 @dataclass(frozen=True)
 class Box(Struct, kw_only=True):
@@ -16,15 +20,15 @@ def fits(box: Box, width: int) -> bool:
     """At most 5."""
     if box.size <= width and not box.full:
         note(box)
-        return max(width, 2)  # equivalent (2 -> 3, 3 -> 4): nothing is wider
-    return width == 1  # equivalent: because it is
+        return max(width, 2)  # nothing is wider
+    return width == 1
 '''
 
 
 def test_each_mutant_is_one_change_of_what_is_decided():
     lines = ast.unparse(mutants.changed(SOURCE, None)).splitlines()
     actual = []
-    for mutant in mutants.mutants(SOURCE):
+    for mutant in mutants.mutants(SOURCE, EQUIVALENT):
         other = ast.unparse(mutants.changed(SOURCE, mutant)).splitlines()
         (different,) = [line.strip() for line, before in zip(other, lines, strict=True) if line != before]
         actual.append(different)
@@ -48,6 +52,11 @@ def test_the_cores_and_their_tests_are_there():
             assert module.startswith(f"{package}/")
             for path in (f"src/muster/{module}", *tests):
                 assert (mutants.ROOT / path).is_file(), path
+
+
+def test_equivalent_lines_are_those_of_cores():
+    cores = {module for modules in mutants.CORES.values() for module in modules}
+    assert mutants.equivalents().keys() <= cores
 
 
 def test_what_fails_or_hangs_in_a_fork_gives_nothing():

@@ -47,7 +47,7 @@ READS = 3  # in the time of grace
 TIMEOUT = 1 / 6  # of the time to live: for a reply of the storage; shorter than the time of grace
 STORED = 4  # times to live until the broker deletes a record; longer than an election
 RETRY_S = 0.25
-CLOSED_KEPT = 1024  # equivalent: any bound of this order serves
+CLOSED_KEPT = 1024
 
 
 class LeaseRecord(msgspec.Struct, frozen=True):
@@ -127,8 +127,8 @@ class LeaseCandidate:
         self._known = False  # whether the key has been read
         self._seen_at = 0.0  # when this record was first seen
         self._responds_since: float | None = None  # the storage, to reads of an expired record
-        self._writing = False  # equivalent: without a connection nothing is stored, and `connected` sets it
-        self._attempt = 0  # equivalent: compared only with itself
+        self._writing = False
+        self._attempt = 0
         self._written_over: api.ConnectionId | None = None
         self._gained = False
         # When the own time of the holder before this one is over; None: unknown.
@@ -343,7 +343,7 @@ class LeaseCandidate:
         self._writing = True
         if self._sent_at is None:
             self._sent_at = now
-        self._attempt += 1  # equivalent: any number that none before had
+        self._attempt += 1
         self._written_over = self._connection
         record = LeaseRecord(
             holder=self._holder,

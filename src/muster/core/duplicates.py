@@ -31,7 +31,7 @@ class DuplicateVerdict(enum.Enum):
 def observe(high: int, bits: int, sequence: int, kept: int = KEPT) -> tuple[DuplicateVerdict, int, int]:
     """Whether ``sequence`` is new within its boot, and the new state in that case."""
     ahead = sequence - high
-    if ahead >= kept:  # equivalent: at exactly ``kept`` the line below gives the same
+    if ahead >= kept:
         return DuplicateVerdict.NEW, sequence, 1
     if ahead > 0:
         return DuplicateVerdict.NEW, sequence, (bits << ahead | 1) & (1 << kept) - 1

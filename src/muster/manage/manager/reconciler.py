@@ -245,10 +245,7 @@ def release(assignment: protocol.Assignment, runtime: ResourceRuntime, now: floa
 
 
 def _is_older(observed: protocol.ObservedState, other: protocol.ObservedState) -> bool:
-    before = (observed.boot, observed.sequence) < (
-        other.boot,
-        other.sequence,
-    )  # equivalent: equal is the same
+    before = (observed.boot, observed.sequence) < (other.boot, other.sequence)
     return bool(observed.sequence) and before
 
 

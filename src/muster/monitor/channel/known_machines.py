@@ -122,7 +122,7 @@ class KnownMachines:
         if verdict is not duplicates.DuplicateVerdict.NEW:
             self._dropped[verdict.value] += 1
             return False, highest, bits
-        is_highest = sequence > high  # equivalent (Gt -> GtE): the same one is not new
+        is_highest = sequence > high
         self.gaps += sequence - high - 1 if is_highest else -1
         return True, highest, bits
 

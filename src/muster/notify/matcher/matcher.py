@@ -52,11 +52,11 @@ def warm_up() -> Any:
     model = models.Model("Trial", attributes)
     state: models.State = {"a": "v", "b": 1.0, "c": frozenset({"x"}), "d": 1}
     trial.join("p", model, state, parser.parse("e AND n >= 1"))
-    trial.update(["p"] * name_table.FEW, {"b": [0.5] * name_table.FEW})  # equivalent: compiles
+    trial.update(["p"] * name_table.FEW, {"b": [0.5] * name_table.FEW})
     address = parser.parse("a = 'v' AND b < 1 AND c CONTAINS 'x' AND d < 2")
-    trial.match({"e": True, "n": 1}, address)  # equivalent: compiles
-    trial.match({"e": True, "n": 1}, address)  # equivalent: compiles what adds an edge
-    trial.names([MatchResult(0, np.zeros(name_table.FEW, np.int64))])  # equivalent: compiles
+    trial.match({"e": True, "n": 1}, address)
+    trial.match({"e": True, "n": 1}, address)
+    trial.names([MatchResult(0, np.zeros(name_table.FEW, np.int64))])
     return kernels
 
 
@@ -76,13 +76,13 @@ class Matcher:
         self._table_of: dict[str, int] = {}
         self._names: list[name_table.NameTable] = []  # by table
         self.stored = quotas.StoredAmounts()  # receivers by process
-        self._ids = np.zeros(1024, np.int32)  # equivalent: grows as needed
+        self._ids = np.zeros(1024, np.int32)
 
     def use(self, kernels: Any) -> None:
         """Switch to other kernels; they use the same data."""
         self._kernels = kernels
         self.policies.use(kernels)
-        for table, known in zip(self.tables, self._names, strict=True):  # equivalent: as many
+        for table, known in zip(self.tables, self._names, strict=True):
             table.kernels = known.kernels = kernels
 
     def __len__(self) -> int:
@@ -185,7 +185,7 @@ class Matcher:
         for number, known in enumerate(self._names):
             rows = known.rows(receivers)
             ordered = np.sort(rows)
-            if len(rows) and ordered[0] >= 0 and (np.diff(ordered) > 0).all():  # equivalent: a shortcut
+            if len(rows) and ordered[0] >= 0 and (np.diff(ordered) > 0).all():
                 return [(number, range(len(rows)), rows)]
             last = {row: place for place, row in enumerate(rows.tolist()) if row >= 0}
             if last:
@@ -241,14 +241,14 @@ class Matcher:
 
     def leave_shard(self, shard: int) -> None:
         """Remove all receivers of a shard."""
-        for table, known in zip(self.tables, self._names, strict=True):  # equivalent: as many
+        for table, known in zip(self.tables, self._names, strict=True):
             rows = table.rows_of(shard)
             if not len(rows):
                 continue
             self._count(known.of(rows), -1)
             held, users = np.unique(table.policy_of[rows], return_counts=True)
             table.release_rows(rows)
-            for policy, count in zip(held.tolist(), users.tolist(), strict=True):  # equivalent: as many
+            for policy, count in zip(held.tolist(), users.tolist(), strict=True):
                 if policy >= 0:
                     self.policies.release(policy, count)
             known.remove(rows)
@@ -261,14 +261,14 @@ class Matcher:
     # -- queries
 
     def _at(self, receiver: str) -> tuple[receiver_table.ReceiverTable, int]:
-        for table, known in zip(self.tables, self._names, strict=True):  # equivalent: as many
+        for table, known in zip(self.tables, self._names, strict=True):
             if (row := known.row(receiver)) >= 0:
                 return table, row
         raise errors.NotFound(f"there is no receiver {receiver!r:.160}")
 
     def known_model_of(self, receiver: str) -> models.Model | None:
         """Return the model of a receiver; None if there is no such receiver."""
-        for table, known in zip(self.tables, self._names, strict=True):  # equivalent: as many
+        for table, known in zip(self.tables, self._names, strict=True):
             if known.row(receiver) >= 0:
                 return table.model
         return None
@@ -277,7 +277,7 @@ class Matcher:
         """Return the models of many receivers; None if one of them does not exist."""
         missing = np.ones(len(receivers), np.bool_)
         held_models: set[models.Model] = set()
-        for table, known in zip(self.tables, self._names, strict=True):  # equivalent: as many
+        for table, known in zip(self.tables, self._names, strict=True):
             here = known.rows(receivers) >= 0
             if here.any():
                 held_models.add(table.model)

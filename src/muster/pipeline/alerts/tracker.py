@@ -94,9 +94,9 @@ class TrackedAlert(msgspec.Struct):
     about: str
     state: AlertState = AlertState.RESOLVED
     on: bool = False
-    began_ms: int = 0  # when it became true  # equivalent: set by the first verdict
-    since_ms: int = 0  # when this state began  # equivalent: set by the first verdict
-    evaluated_ms: int = -1  # equivalent: any time before all verdicts
+    began_ms: int = 0  # when it became true
+    since_ms: int = 0  # when this state began
+    evaluated_ms: int = -1
     value: float | None = None
     group: str = ""
     by: str = ""  # who acknowledged it

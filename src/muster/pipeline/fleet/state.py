@@ -200,7 +200,7 @@ class FleetState:
         changes: node_rules.Changes,
         evaluated_ms: int,
     ) -> None:
-        if (block.group < 0).any():  # equivalent (Lt -> LtE): all rows would be selected
+        if (block.group < 0).any():
             rows = np.flatnonzero(block.group >= 0)
             output.count(UNGROUPED, len(block) - len(rows))
             block = block.select_rows(rows)
@@ -301,7 +301,7 @@ class FleetState:
             output.count(UNUSABLE, arrival.batch.num_rows)
             return
         lost = dict(facts.dropped)
-        for row, group_code, zone_code in zip(rows, group, zone, strict=True):  # equivalent: of equal length
+        for row, group_code, zone_code in zip(rows, group, zone, strict=True):
             window = self.grid.number(row.from_ms)
             if group_code < 0:
                 output.count(UNGROUPED, 1)
@@ -314,7 +314,7 @@ class FleetState:
                 for scope, code in (("group", group_code), ("zone", zone_code)):
                     table = self._table(window, scope, code + 1)
                     truncated = not row.add_to(table, code)
-                    if truncated and scope == "group":  # equivalent: both tables have the same metrics
+                    if truncated and scope == "group":
                         output.count(TRUNCATED, 1)
                     table.partial[code] |= facts.partial
                     if lost:
@@ -347,7 +347,7 @@ class FleetState:
             numbers = {number for number, scope_ in self.open_cells if scope_ == scope and number <= last}
             # The last window is closed even without reports, except just after an outage.
             is_due = (
-                self.closed_ms > 0  # equivalent (0 -> 1): it is 0, or a time since 1970
+                self.closed_ms > 0
                 and bool(known.any())
                 and self.grid.start_ms(last) >= self.resumed_ms + OUTAGE_MS
             )

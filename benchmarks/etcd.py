@@ -33,22 +33,23 @@ def find() -> pathlib.Path | None:
     if installed := shutil.which("etcd"):
         return pathlib.Path(installed)
     binary = CACHE / "usr" / "bin" / "etcd"
-    if not binary.exists():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        try:
-            subprocess.run(
-                ["apt-get", "download", "etcd-server"],
-                cwd=CACHE,
-                check=True,
-                capture_output=True,
-                timeout=120,
-            )
-            (package,) = CACHE.glob("etcd-server_*.deb")
-            subprocess.run(["dpkg", "-x", package, CACHE], check=True, capture_output=True, timeout=60)
-        except (OSError, ValueError, subprocess.SubprocessError) as error:
-            print(f"no etcd to compare with: {error}")
-            return None
+    if not binary.exists() and not unpack_package("etcd-server", CACHE):
+        print("no etcd to compare with: it is not installed and not in the package sources")
     return binary if binary.exists() else None
+
+
+def unpack_package(name: str, folder: pathlib.Path) -> bool:
+    """Fetch a Debian package and unpack it into a folder, without installing it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        subprocess.run(
+            ["apt-get", "download", name], cwd=folder, check=True, capture_output=True, timeout=120
+        )
+        (package,) = folder.glob(f"{name}_*.deb")
+        subprocess.run(["dpkg", "-x", package, folder], check=True, capture_output=True, timeout=60)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return False
+    return True
 
 
 @contextlib.asynccontextmanager

@@ -3,7 +3,8 @@
 The brokers and the clients are Java, from Maven (`message_java`), compiled once into a cache: Artemis with
 Qpid JMS over AMQP, as our gateway; ActiveMQ 5.17 with its own client over OpenWire.  All three keep
 persistent messages on disk and sync them before they acknowledge them; non-persistent ones stay in memory.
-Every JVM is warmed up before anything is measured.
+Artemis has its native journal where libaio is there: the load of a row names what it used.  Every JVM is
+warmed up before anything is measured.
 
 Transit is measured at every subscriber.  The subscribers share connections evenly, and no subscriber has a
 place of its own.  Samples are messages; each has as many delays as there are subscribers.  5 messages a
@@ -13,13 +14,18 @@ second are not measured: 1,000 samples would take 200 s for each provider and si
 from __future__ import annotations
 
 import contextlib
+import ctypes.util
 import hashlib
+import os
 import pathlib
+import platform
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+import types
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +37,9 @@ from muster.core import errors
 
 SOURCE = pathlib.Path(__file__).parent / "message_java"
 CONNECTIONS, SUBSCRIBERS = 10, 100
-SENDERS = 16
+STORED = ((16, 1), (16, 16), (64, 1), (64, 16))  # senders and queues
+STORED_GOALS = {"artemis": 0.7, "activemq": 1.0}
+CLIENT_LIMIT = 1_000  # messages a second
 BROKER_MEMORY = ("-Xms512m", "-Xmx2g")
 CLIENT_MEMORY = ("-Xmx1g",)
 
@@ -48,7 +56,9 @@ class Cell:
 
     @property
     def label(self) -> str:
-        return f"{self.size} B at {self.rate}/s to {SUBSCRIBERS} subscribers"
+        """At the highest rate, one process has as many deliveries to receive as it can."""
+        limit = " (limited by the client's CPU)" if self.rate >= CLIENT_LIMIT else ""
+        return f"{self.size} B at {self.rate}/s to {SUBSCRIBERS} subscribers{limit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +123,30 @@ def classpath() -> str | None:
             shutil.rmtree(folder, ignore_errors=True)
             print(f"no JMS peers to compare with: Maven could not build them: {error}")
             return None
+        _add_native(folder)
     return f"{folder}/target/classes:{(folder / 'classpath').read_text().strip()}"
+
+
+NATIVE = "native"
+
+
+def _add_native(folder: pathlib.Path) -> None:
+    """What Artemis' native journal needs: its own library, from its package, and libaio."""
+    (folder / NATIVE).mkdir()
+    (package,) = (
+        path for path in (folder / "classpath").read_text().strip().split(":") if "artemis-native" in path
+    )
+    with zipfile.ZipFile(package) as archive:
+        for name in archive.namelist():
+            if f"linux-{platform.machine()}/" in name and name.endswith(".so"):
+                (folder / NATIVE / pathlib.Path(name).name).write_bytes(archive.read(name))
+    if ctypes.util.find_library("aio") is None:
+        for package in ("libaio1", "libaio1t64"):
+            if etcd.unpack_package(package, folder / "debian"):
+                library = next((folder / "debian").rglob("libaio.so.1*"))
+                shutil.copy(library, folder / NATIVE / "libaio.so.1")
+                return
+        print("Artemis has no native journal: libaio is not installed and not in the package sources")
 
 
 class Java(measure.Worker):
@@ -121,11 +154,13 @@ class Java(measure.Worker):
 
     def __init__(self, path: str, memory: Iterable[str], *arguments: str) -> None:
         self.name = " ".join(arguments)
+        native = f"{pathlib.Path(path.partition(':')[0]).parents[1]}/{NATIVE}"
         self._process = subprocess.Popen(
-            ["java", *memory, "-cp", path, *arguments],
+            ["java", *memory, f"-Djava.library.path={native}", "-cp", path, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            env={**os.environ, "LD_LIBRARY_PATH": native},
         )
 
     def tell(self, message: object) -> None:
@@ -155,18 +190,21 @@ class Side:
 
     def run(self, count: int, size: int, rate: int = 0, file: str = "-") -> float:
         """Publish so many to all subscribers; seconds from the first send to the last arrival."""
-        return self._took_s(f"run {count} {size} {rate} {file}", count if rate == 0 else None)
+        answer = self._ask(f"run {count} {size} {rate} {file}", count if rate == 0 else None)
+        return float(answer["took_s"])
 
-    def store(self, count: int, size: int) -> float:
-        return self._took_s(f"store {count} {size} {SENDERS}", count)
+    def store(self, count: int, size: int, senders: int, queues: int) -> dict[str, float]:
+        """Seconds to the last acknowledgement, and to the last arrival."""
+        answer = self._ask(f"store {count} {size} {senders} {queues}", count)
+        return {"sends acknowledged": answer["sent_s"], "sent and received": answer["took_s"]}
 
-    def _took_s(self, command: str, expected: int | None) -> float:
+    def _ask(self, command: str, expected: int | None) -> Any:
         answer = self.load.ask(command)
         if expected is not None and answer["received"] != expected:
             raise errors.InvariantViolation(
                 f"{answer['received']} of {expected} messages arrived: {self.load.name}"
             )
-        return float(answer["took_s"])
+        return answer
 
 
 @contextlib.contextmanager
@@ -201,39 +239,40 @@ def rows(quick: bool, gateway_port: int, gateway_pids: tuple[int, ...]) -> list[
         table = harness.under(
             f"one publisher, one subscriber, a connection each; topic, non-persistent, AUTO_ACKNOWLEDGE; "
             f"{plan.messages:,} messages as quickly as possible; best of {plan.rounds} rounds of each side; "
-            f"JVMs warmed up for {plan.warm_up_s:g} s each",
+            f"JVMs warmed up for {plan.warm_up_s:g} s each; {_CLIENTS}",
             _throughput(all_sides, plan),
         )
         stored = "; ".join(f"{_NAMES[name]}: {side.settings}" for name, side in all_sides.items())
         table += harness.under(
-            f"{SENDERS} senders on a connection each, one consumer; queue, PERSISTENT, AUTO_ACKNOWLEDGE; "
-            f"{plan.stored:,} messages; best of {plan.rounds} rounds of each side; {stored}",
+            f"each sender on a connection of its own, waiting for each acknowledgement; a consumer for each "
+            f"queue, which receives meanwhile; PERSISTENT, AUTO_ACKNOWLEDGE; {plan.stored:,} messages; "
+            f"best of {plan.rounds} rounds of each side; {_CLIENTS}; {stored}",
             _persistent(all_sides, plan),
         )
-        delays = _transit(all_sides, plan)
+        delays, clients_cpu = _transit(all_sides, plan)
     if not quick:
         _draw(delays)
     load = (
         f"{SUBSCRIBERS} subscribers on {CONNECTIONS} connections, evenly; the publisher on its own; topic, "
         f"non-persistent, AUTO_ACKNOWLEDGE; every subscriber measured; the sides took {plan.moments} turns; "
-        f"a sample is a message with its {SUBSCRIBERS} delays"
+        f"a sample is a message with its {SUBSCRIBERS} delays; {_CLIENTS}"
     )
     for cell, by_side in delays.items():
-        of = f"{cell.label}, Qpid JMS"
+        of = f"{cell.label}, JMS"
         samples = min(times.shape[1] for times in by_side.values())
         table += harness.under(
             load,
             [
-                *_compared(f"transit p50, {of}", "µs", "lower", _each(by_side, p50), True, samples),
-                *_compared(f"transit p99, {of}", "µs", "lower", _each(by_side, p99), False, samples),
+                *_compared(f"transit p50, {of}", "µs", "lower", _each(by_side, p50), _AS_ARTEMIS, samples),
+                *_compared(f"transit p99, {of}", "µs", "lower", _each(by_side, p99), samples=samples),
                 *_compared(
                     f"slowest subscriber's transit p99, {of}",
                     "µs",
                     "lower",
                     _each(by_side, slowest_p99),
-                    False,
-                    samples,
+                    samples=samples,
                 ),
+                *_compared(f"CPU of the client, {of}", "% of a core", "lower", clients_cpu[cell]),
             ],
         )
     return table
@@ -256,6 +295,8 @@ def _each(by_side: dict[str, Delays], function: Any) -> dict[str, float]:
     return {name: function(delays) for name, delays in by_side.items()}
 
 
+_AS_ARTEMIS = {"artemis": 1.0}
+_CLIENTS = "Muster and Artemis with Qpid JMS over AMQP, ActiveMQ with its own client over OpenWire"
 _NAMES = {"ours": "Muster, AMQP", "artemis": "Artemis, AMQP", "activemq": "ActiveMQ, OpenWire"}
 
 
@@ -264,7 +305,7 @@ def _compared(
     unit: str,
     better: measure.Better,
     figures: dict[str, float],
-    goal: bool = False,
+    goals: Mapping[str, float] = types.MappingProxyType({}),
     samples: int | None = None,
 ) -> Iterator[harness.Row]:
     for peer in ("artemis", "activemq"):
@@ -275,7 +316,7 @@ def _compared(
             better=better,
             peer=figures[peer],
             peer_name=_NAMES[peer],
-            goal=1.0 if goal and peer == "artemis" else None,
+            goal=goals.get(peer),
             goal_is="ratio",
             samples=samples,
         )
@@ -300,41 +341,57 @@ def _throughput(all_sides: dict[str, Side], plan: Plan) -> Iterator[harness.Row]
             rates[name].append(plan.messages / side.run(plan.messages, 512))
             cpu_us[name].append(1e6 * (cpu_seconds(*side.pids) - before) / plan.messages)
     best = {name: max(rate) for name, rate in rates.items()}
-    yield from _compared("512 B through one connection, Qpid JMS", "/s", "higher", best, goal=True)
+    yield from _compared("512 B through one connection, JMS", "/s", "higher", best, _AS_ARTEMIS)
     least = {name: min(samples) for name, samples in cpu_us.items()}
-    yield from _compared("broker's CPU a message, Qpid JMS", "µs", "lower", least)
+    yield from _compared("broker's CPU a message, JMS", "µs", "lower", least)
 
 
 def _persistent(all_sides: dict[str, Side], plan: Plan) -> Iterator[harness.Row]:
-    rates: dict[str, list[float]] = {name: [] for name in all_sides}
-    for turn in range(1 + plan.rounds):
-        for name, side in _turns(all_sides, turn):
-            rates[name].append(plan.stored / side.store(plan.stored, 512))
-    best = {name: max(rate[1:]) for name, rate in rates.items()}  # the first round warms up
-    metric = f"512 B persistent, synced, {SENDERS} senders, Qpid JMS"
-    yield from _compared(metric, "/s", "higher", best)
+    for senders, queues in STORED:
+        rates: dict[str, dict[str, list[float]]] = {}
+        for turn in range(1 + plan.rounds):
+            for name, side in _turns(all_sides, turn):
+                for what, took_s in side.store(plan.stored, 512, senders, queues).items():
+                    if turn:  # the first warms up
+                        rates.setdefault(what, {}).setdefault(name, []).append(plan.stored / took_s)
+        for what, by_side in rates.items():
+            best = {name: max(figures) for name, figures in by_side.items()}
+            metric = f"512 B persistent, {what}, {senders} senders, {queues} queue{'s'[: queues > 1]}, JMS"
+            goals = STORED_GOALS if what == "sent and received" else {}
+            yield from _compared(metric, "/s", "higher", best, goals)
 
 
-def _transit(all_sides: dict[str, Side], plan: Plan) -> dict[Cell, dict[str, Delays]]:
-    """Every delay of every subscriber, by cell and side."""
+def _transit(
+    all_sides: dict[str, Side], plan: Plan
+) -> tuple[dict[Cell, dict[str, Delays]], dict[Cell, dict[str, float]]]:
+    """Every delay of every subscriber, and how much of a core the client used, by cell and side."""
     for side in all_sides.values():
         side.load.ask(f"subscribe {CONNECTIONS} {SUBSCRIBERS}")
         side.run(200 * plan.subscribed_warm_up_s, 100, 200)
     moments: dict[Cell, dict[str, list[Delays]]] = {
         cell: {name: [] for name in all_sides} for cell in plan.cells
     }
+    cpu_s = {cell: dict.fromkeys(all_sides, 0.0) for cell in plan.cells}
+    took_s = {cell: dict.fromkeys(all_sides, 0.0) for cell in plan.cells}
     with tempfile.TemporaryDirectory(prefix="bench-message-delays") as folder:
         file = pathlib.Path(folder) / "delays"
         for moment in range(plan.moments):
             for turn, cell in enumerate(plan.cells, moment):
                 count = cell.rate * cell.seconds // plan.moments
                 for name, side in _turns(all_sides, turn):
-                    side.run(count, cell.size, cell.rate, str(file))
+                    before_s = cpu_seconds(side.load.pid)
+                    took_s[cell][name] += side.run(count, cell.size, cell.rate, str(file))
+                    cpu_s[cell][name] += cpu_seconds(side.load.pid) - before_s
                     moments[cell][name].append(read_delays(file, SUBSCRIBERS))
-    return {
+    delays = {
         cell: {name: np.concatenate(samples, axis=1) for name, samples in by_side.items()}
         for cell, by_side in moments.items()
     }
+    cpu = {
+        cell: {name: 100 * used_s / took_s[cell][name] for name, used_s in by_side.items()}
+        for cell, by_side in cpu_s.items()
+    }
+    return delays, cpu
 
 
 def read_delays(file: pathlib.Path, subscribers: int) -> Delays:

@@ -12,6 +12,7 @@ LISTED = (
     goals.Goal("speed", 0.8, peer="nats-py"),
     goals.Goal("fleet, * machines: longest batch", 10),
     goals.Goal("fleet, * machines: reports", None),
+    goals.Goal("memory at the end", 5, is_stored=False),
 )
 
 
@@ -36,7 +37,8 @@ WHOLE = [
 
 
 def test_rows_with_the_listed_goals_do_not_differ():
-    assert goals.differences("example", WHOLE) == []
+    assert goals.differences("example", WHOLE, are_stored=True) == []
+    assert goals.differences("example", [*WHOLE, row("memory at the end", 5.0)]) == []
     assert goals.differences("without goals", [row("memory", None)]) == []
 
 
@@ -55,7 +57,11 @@ def test_rows_with_the_listed_goals_do_not_differ():
     ],
 )
 def test_a_goal_that_was_changed_removed_or_added_differs(changed: list[dict[str, Any]], difference: str):
-    assert goals.differences("example", changed) == [difference]
+    assert goals.differences("example", changed, are_stored=True) == [difference]
+
+
+def test_a_full_run_has_the_goals_that_are_newer_than_the_stored_one():
+    assert goals.differences("example", WHOLE) == ["memory at the end: no row has this goal (5)"]
 
 
 def test_every_list_of_goals_is_of_a_benchmark():

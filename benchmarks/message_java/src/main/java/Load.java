@@ -13,11 +13,12 @@ import java.util.function.Consumer;
  * "run COUNT BYTES RATE FILE": publishes so many non-persistent texts, at RATE a second (0: as quickly as possible), and
  * writes the transit delays of every subscriber to FILE: 32-bit microseconds, little-endian, one subscriber after the
  * other, -1 where a message did not arrive. Where sending is held up, a delay counts from when the message was due.
- * "store COUNT BYTES SENDERS": persistent texts to a queue by so many senders, each on its own connection and waiting
- * for each acknowledgement, received by one consumer.
+ * "store COUNT BYTES SENDERS QUEUES": persistent texts by so many senders, each on its own connection and waiting for
+ * each acknowledgement, to the queues in turn, each with a consumer on its own connection; when the last was
+ * acknowledged and when it was received.
  */
 public final class Load {
-    static final String TOPIC = "bench/topic", QUEUE = "bench-queue";
+    static final String TOPIC = "bench/topic";
     static final long BASE = 1_000_000_000_000_000_000L;  // makes a time 19 digits long
     static final int TIME_DIGITS = 19, RUN_DIGITS = 6;
     static final long QUIET_NANOS = TimeUnit.SECONDS.toNanos(10);
@@ -26,8 +27,8 @@ public final class Load {
 
     /** One connection; what differs between two packages of one API. */
     interface Client extends AutoCloseable {
-        void subscribe(boolean queue, Consumer<String> listener) throws Exception;
-        Publisher publisher(boolean queue) throws Exception;
+        void subscribe(String queue, Consumer<String> listener) throws Exception;  // null: the topic
+        Publisher publisher(String queue) throws Exception;
     }
 
     static final class Qpid implements Client {
@@ -42,9 +43,9 @@ public final class Load {
             return connection.createSession(false, jakarta.jms.Session.AUTO_ACKNOWLEDGE);
         }
 
-        public void subscribe(boolean queue, Consumer<String> listener) throws Exception {
+        public void subscribe(String queue, Consumer<String> listener) throws Exception {
             var session = session();
-            var from = queue ? session.createQueue(QUEUE) : session.createTopic(TOPIC);
+            var from = queue != null ? session.createQueue(queue) : session.createTopic(TOPIC);
             session.createConsumer(from).setMessageListener(message -> {
                 try {
                     listener.accept(((jakarta.jms.TextMessage) message).getText());
@@ -54,10 +55,10 @@ public final class Load {
             });
         }
 
-        public Publisher publisher(boolean queue) throws Exception {
+        public Publisher publisher(String queue) throws Exception {
             var session = session();
-            var producer = session.createProducer(queue ? session.createQueue(QUEUE) : session.createTopic(TOPIC));
-            producer.setDeliveryMode(queue ? jakarta.jms.DeliveryMode.PERSISTENT : jakarta.jms.DeliveryMode.NON_PERSISTENT);
+            var producer = session.createProducer(queue != null ? session.createQueue(queue) : session.createTopic(TOPIC));
+            producer.setDeliveryMode(queue != null ? jakarta.jms.DeliveryMode.PERSISTENT : jakarta.jms.DeliveryMode.NON_PERSISTENT);
             return text -> producer.send(session.createTextMessage(text));
         }
 
@@ -76,9 +77,9 @@ public final class Load {
             return connection.createSession(false, javax.jms.Session.AUTO_ACKNOWLEDGE);
         }
 
-        public void subscribe(boolean queue, Consumer<String> listener) throws Exception {
+        public void subscribe(String queue, Consumer<String> listener) throws Exception {
             var session = session();
-            var from = queue ? session.createQueue(QUEUE) : session.createTopic(TOPIC);
+            var from = queue != null ? session.createQueue(queue) : session.createTopic(TOPIC);
             session.createConsumer(from).setMessageListener(message -> {
                 try {
                     listener.accept(((javax.jms.TextMessage) message).getText());
@@ -88,10 +89,10 @@ public final class Load {
             });
         }
 
-        public Publisher publisher(boolean queue) throws Exception {
+        public Publisher publisher(String queue) throws Exception {
             var session = session();
-            var producer = session.createProducer(queue ? session.createQueue(QUEUE) : session.createTopic(TOPIC));
-            producer.setDeliveryMode(queue ? javax.jms.DeliveryMode.PERSISTENT : javax.jms.DeliveryMode.NON_PERSISTENT);
+            var producer = session.createProducer(queue != null ? session.createQueue(queue) : session.createTopic(TOPIC));
+            producer.setDeliveryMode(queue != null ? javax.jms.DeliveryMode.PERSISTENT : javax.jms.DeliveryMode.NON_PERSISTENT);
             return text -> producer.send(session.createTextMessage(text));
         }
 
@@ -139,7 +140,7 @@ public final class Load {
         for (int number = 0; number < connections; number++) subscribing.add(client());
         for (int number = 0; number < count; number++) {
             int mine = number;
-            subscribing.get(number % connections).subscribe(false, text -> arrived(mine, text));
+            subscribing.get(number % connections).subscribe(null, text -> arrived(mine, text));
         }
         subscribers = count;
         return "{}";
@@ -193,18 +194,20 @@ public final class Load {
         Files.write(Path.of(file), bytes.array());
     }
 
-    String store(int count, int size, int senders) throws Exception {
+    String store(int count, int size, int senders, int queues) throws Exception {
         String text = "x".repeat(size);
         int each = count / senders;
         var all = new CountDownLatch(each * senders);
         List<Client> clients = new ArrayList<>();
         try (var threads = new Threads(senders)) {
-            clients.add(client());
-            clients.get(0).subscribe(true, got -> all.countDown());
+            for (int number = 0; number < queues; number++) {
+                clients.add(client());
+                clients.get(number).subscribe("bench-queue-" + number, got -> all.countDown());
+            }
             List<Publisher> publishers = new ArrayList<>();
             for (int number = 0; number < senders; number++) {
                 clients.add(client());
-                publishers.add(clients.get(number + 1).publisher(true));
+                publishers.add(clients.get(queues + number).publisher("bench-queue-" + number % queues));
             }
             long began = System.nanoTime();
             List<Future<?>> sending = new ArrayList<>();
@@ -213,10 +216,11 @@ public final class Load {
                     for (int number = 0; number < each; number++) publisher.publish(text);
                     return null;
                 }));
-            for (Future<?> one : sending) one.get();
+            for (Future<?> sender : sending) sender.get();
+            long sent = System.nanoTime();
             if (!all.await(30, TimeUnit.SECONDS)) throw new IllegalStateException(all.getCount() + " did not arrive");
-            return String.format(Locale.ROOT, "{\"took_s\": %.6f, \"received\": %d}", (System.nanoTime() - began) / 1e9,
-                each * senders);
+            return String.format(Locale.ROOT, "{\"sent_s\": %.6f, \"took_s\": %.6f, \"received\": %d}",
+                (sent - began) / 1e9, (System.nanoTime() - began) / 1e9, each * senders);
         } finally {
             for (Client client : clients) client.close();
         }
@@ -229,7 +233,7 @@ public final class Load {
 
     public static void main(String[] arguments) throws Exception {
         var load = new Load(arguments[0], arguments[1]);
-        Publisher publisher = load.client().publisher(false);
+        Publisher publisher = load.client().publisher(null);
         say("{}");
         BufferedReader in = new BufferedReader(new InputStreamReader(System.in));
         for (String line; (line = in.readLine()) != null; ) {
@@ -237,7 +241,7 @@ public final class Load {
             int first = Integer.parseInt(words[1]), second = Integer.parseInt(words[2]);
             say(switch (words[0]) {
                 case "subscribe" -> load.subscribe(first, second);
-                case "store" -> load.store(first, second, Integer.parseInt(words[3]));
+                case "store" -> load.store(first, second, Integer.parseInt(words[3]), Integer.parseInt(words[4]));
                 default -> load.publish(publisher, first, second, Double.parseDouble(words[3]), words[4]);
             });
         }

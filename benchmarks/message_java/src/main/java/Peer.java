@@ -5,6 +5,7 @@ import org.apache.activemq.artemis.core.config.impl.ConfigurationImpl;
 import org.apache.activemq.artemis.core.server.JournalType;
 import org.apache.activemq.artemis.core.server.embedded.EmbeddedActiveMQ;
 import org.apache.activemq.artemis.core.settings.impl.AddressSettings;
+import org.apache.activemq.artemis.nativo.jlibaio.LibaioContext;
 
 /**
  * A broker to compare with: "artemis FOLDER" or "activemq FOLDER". It keeps persistent messages on disk and syncs them
@@ -29,13 +30,14 @@ public final class Peer {
         configuration.setJournalDirectory(folder + "/journal").setBindingsDirectory(folder + "/bindings");
         configuration.setPagingDirectory(folder + "/paging").setLargeMessagesDirectory(folder + "/large");
         int syncNanos = syncNanos(folder);
-        configuration.setJournalType(JournalType.NIO).setJournalDatasync(true);
+        boolean isNative = LibaioContext.isLoaded();
+        configuration.setJournalType(isNative ? JournalType.ASYNCIO : JournalType.NIO).setJournalDatasync(true);
         configuration.setJournalSyncNonTransactional(true).setJournalSyncTransactional(true);
-        configuration.setJournalBufferTimeout_NIO(syncNanos);
+        configuration.setJournalBufferTimeout_NIO(syncNanos).setJournalBufferTimeout_AIO(syncNanos);
         configuration.addAcceptorConfiguration("amqp", "tcp://127.0.0.1:" + port + "?protocols=AMQP;tcpNoDelay=true");
         configuration.addAddressSetting("#", new AddressSettings().setAutoCreateAddresses(true).setAutoCreateQueues(true));
         new EmbeddedActiveMQ().setConfiguration(configuration).start();
-        return "NIO journal, datasync on, sync of non-transactional sends on, buffer timeout " + syncNanos / 1000 + " us";
+        return (isNative ? "native journal (libaio)" : "NIO journal (without libaio)") + ", datasync on, sync of non-transactional sends on, buffer timeout " + syncNanos / 1000 + " us";
     }
 
     /** The time of one small synced write: what "artemis create" measures to set the journal's buffer timeout. */

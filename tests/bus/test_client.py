@@ -16,7 +16,7 @@ import pytest
 import muster
 from muster.bus import api
 from muster.bus.brokers import broker, config, monitor, network
-from muster.bus.client import broker_errors, client, reconnection, requests, session
+from muster.bus.client import broker_errors, client, reconnection, requests, silence
 from muster.bus.locator import server as locator_server
 from muster.bus.streams import group_commit
 from muster.core import errors
@@ -633,7 +633,7 @@ async def test_a_refusal_is_final_if_no_attempt_was_stored(bus: client.NatsBus, 
 
 
 async def test_a_client_leaves_a_frozen_broker(tmp_path, monkeypatch):
-    monkeypatch.setattr(session, "PING_INTERVAL_S", 0.1)
+    monkeypatch.setattr(silence, "INTERVAL_S", 0.1)
     monkeypatch.setattr(monitor, "SILENT_S", 60.0)  # its supervisor does not kill it
     async with (
         network.mesh(2, tmp_path, storage=None) as brokers,

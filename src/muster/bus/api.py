@@ -24,6 +24,7 @@ from muster.core.telemetry import trace
 Headers = Mapping[str, str]
 
 DEFAULT_TIMEOUT_S = 5.0
+PAYLOAD_BYTES_MAX = (1 << 20) + (1 << 16)  # of a message, unless the brokers are configured otherwise
 DURABLE_TIMEOUT_S = 15.0  # a write waits for the election of a stream's leader, which takes 4 to 9 s
 
 

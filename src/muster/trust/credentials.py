@@ -74,3 +74,16 @@ class Credentials:
     def answer(self, nonce: str) -> bytes:
         """The signature of a broker's challenge, in the wire format."""
         return base64.b64encode(nkeys.KeyPair.from_seed(self.seed).sign(nonce.encode()))
+
+    @property
+    def public_key(self) -> str:
+        return self.claims.sub
+
+    @staticmethod
+    def check_answer(public_key: str, nonce: str, answer: bytes) -> None:
+        """Return if ``answer`` is that of the holder of the key; `errors.Unauthorized` otherwise."""
+        try:
+            signature = base64.b64decode(answer, validate=True)
+        except ValueError as error:
+            raise errors.Unauthorized(f"{public_key} did not sign this: {error}") from error
+        nkeys.verify(public_key, nonce.encode(), signature)

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import pathlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -345,6 +345,11 @@ class Keyring:
         states = (path.stat() for path in paths if path.exists())
         return tuple((state.st_ino, state.st_mtime_ns) for state in states)
 
+    def account_version(self) -> object:
+        """Differs when revocations of the domain or permissions of its roles have changed."""
+        state = (self._account(self.domain) / "account.jwt").stat()
+        return state.st_ino, state.st_mtime_ns
+
     def records(
         self, *, domain: str | None = None, prefix: str = ""
     ) -> list[credential_records.CredentialRecord]:
@@ -365,10 +370,22 @@ class Keyring:
 
     def check(self, user_jwt: str) -> jwt.JwtClaims:
         """What a broker would decide about this document, with the reason, which brokers do not report."""
+        return self._checked(user_jwt, (SYSTEM, *self.domains()))[0]
+
+    def limits_of(self, user_jwt: str) -> tuple[jwt.JwtClaims, jwt.UserLimits]:
+        """As `check`, for an identity of this domain, with the permissions that a broker would give it."""
+        claims, account = self._checked(user_jwt, (self.domain,))
+        scopes = {key.key: key for key in account.signing_keys if isinstance(key, jwt.SigningScope)}
+        if claims.iss in scopes:
+            return claims, roles.filled_in(scopes[claims.iss].template, claims.name)
+        assert isinstance(claims.nats, jwt.UserClaims)
+        return claims, claims.nats
+
+    def _checked(self, user_jwt: str, domains: Iterable[str]) -> tuple[jwt.JwtClaims, jwt.AccountClaims]:
         claims = jwt.read(user_jwt)
         if not isinstance(claims.nats, jwt.UserClaims):
             raise errors.Unauthorized(f"{claims.name!r} is not a user's document")
-        for domain in (SYSTEM, *self.domains()):
+        for domain in domains:
             _, account = self._document(domain)
             if account.sub == claims.nats.issuer_account:
                 break
@@ -378,7 +395,7 @@ class Keyring:
         signers = [key if isinstance(key, str) else key.key for key in account.nats.signing_keys]
         if claims.iat <= account.nats.revocations.get(claims.sub, -1):
             raise errors.Unauthorized(f"{claims.name!r} was revoked")
-        return jwt.verify(user_jwt, issuers=signers, now=self._clock())
+        return jwt.verify(user_jwt, issuers=signers, now=self._clock()), account.nats
 
     # -- brokers
 

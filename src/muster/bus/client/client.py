@@ -59,6 +59,7 @@ class NatsBus(lifecycle.ClosingContext):
         self._listeners = state_listeners.StateListeners()
         self._subscriptions: dict[int, subscriptions.BoundedSubscription] = {}
         self._may_list_subscriptions = True  # of this identity, from the brokers
+        self.peer_access: credential_source.PeerAccess | None = None
         self._tasks = tasks.TaskSupervisor("connection")
         self._durable: streams_stream.StreamFactory
 
@@ -73,6 +74,8 @@ class NatsBus(lifecycle.ClosingContext):
         in_order: bool,
     ) -> None:
         self._may_list_subscriptions = creds is None or creds().sees_connections
+        if creds is not None and options.proxy is None:  # behind a proxy nothing else is reachable
+            self.peer_access = credential_source.PeerAccess(creds, options.tls)
         order = list(servers)
         if not in_order:
             random.shuffle(order)
@@ -120,6 +123,11 @@ class NatsBus(lifecycle.ClosingContext):
         if self._state is not api.ConnectionState.CONNECTED or self._wire.client_id is None:
             return None
         return api.ConnectionId(self._wire.server_id, self._wire.client_id, self._wire.server_name or "")
+
+    @property
+    def payload_bytes_max(self) -> int:
+        """Of a message, as the brokers limit it."""
+        return self._wire.payload_bytes_max
 
     def on_state(self, listener: Callable[[api.ConnectionState], None]) -> Callable[[], None]:
         return self._listeners.add(listener)

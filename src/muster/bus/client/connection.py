@@ -199,6 +199,11 @@ class NatsConnection:
     def client_id(self) -> int | None:
         return self.info.get("client_id")
 
+    @property
+    def payload_bytes_max(self) -> int:
+        size: int = self.info.get("max_payload", session.MAX_PAYLOAD)
+        return size
+
     # Receiving.
 
     def on_small_block(self) -> None:
@@ -328,7 +333,7 @@ class NatsConnection:
 
     def _parts(self, subject: str, data: bytes, reply: str, raw_headers: bytes | None) -> tuple[bytes, ...]:
         size = len(data) if raw_headers is None else len(data) + len(raw_headers)
-        size_max = self.info.get("max_payload", session.MAX_PAYLOAD)
+        size_max = self.payload_bytes_max
         if size > size_max:
             raise errors.LimitExceeded(f"a message of {size} bytes: the maximum of the broker is {size_max}")
         return message_format.publish_parts(subject, data, reply, raw_headers)

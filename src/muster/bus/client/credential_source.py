@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ssl
 import urllib.parse
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from muster.core import errors
@@ -20,6 +22,8 @@ class CredentialSource(Protocol):
     @property
     def user_jwt(self) -> str: ...
     @property
+    def public_key(self) -> str: ...
+    @property
     def sees_connections(self) -> bool:
         """Whether it may request the connections and subscriptions of its account from the brokers."""
         ...
@@ -27,6 +31,18 @@ class CredentialSource(Protocol):
     def answer(self, nonce: str) -> bytes:
         """The signature of the broker's challenge, in base 64."""
         ...
+
+    def check_answer(self, public_key: str, nonce: str, answer: bytes) -> None:
+        """Return if ``answer`` is that of the holder of the key; `errors.Unauthorized` otherwise."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAccess:
+    """What a client of the brokers needs to connect to another process directly. ``creds`` may block."""
+
+    creds: Callable[[], CredentialSource]
+    tls: ssl.SSLContext | None
 
 
 def login(

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import functools
+from typing import Protocol
 
 from muster.bus import api, message_format
-from muster.bus.client import requests
 from muster.core.telemetry import trace
 
 
 @functools.lru_cache(maxsize=64)
 def _beginning(name: str) -> bytes:
     return f"NATS/1.0\r\n{name}:".encode()
+
+
+class ReplyConnection(Protocol):
+    """The connection over which a message arrived."""
+
+    @property
+    def has_room(self) -> bool: ...
+    def send(self, subject: str, data: bytes, reply: str = "", raw_headers: bytes | None = None) -> bool: ...
+    async def ease(self) -> None: ...
+    def count_bad_trace(self, _: str) -> None: ...
 
 
 class ReceivedMessage:
@@ -25,7 +35,7 @@ class ReceivedMessage:
         reply: str | None,
         data: bytes,
         raw_headers: bytes | None,
-        over: requests.RequestConnection,
+        over: ReplyConnection,
     ) -> None:
         self.subject = subject
         self.reply = reply

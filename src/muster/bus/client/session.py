@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import muster
-from muster.bus.client import broker_errors, parser, reconnection, transports
+from muster.bus.client import broker_errors, parser, reconnection, silence, transports
 from muster.core.telemetry import log
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 events = log.EventLog("bus")
 
 PING = b"PING\r\n"
-PING_INTERVAL_S = 2.0  # shorter than a broker's own interval: it then does not ping this client
-SILENT_INTERVALS_MAX = 2  # a broker from which nothing arrives for longer is given up
 SMALL_BYTES = 8 << 10  # a block below it is no part of a flood
 MAX_PAYLOAD = 1 << 20  # until the broker reports its own
 
@@ -60,8 +58,7 @@ class BrokerSession:
         self._informed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pongs: deque[asyncio.Future[bool]] = deque()
         self._watch_timer: asyncio.TimerHandle | None = None
-        self._silent_intervals = 0
-        self._heard = (0, 0)  # blocks received and bytes unsent, an interval ago
+        self._silence = silence.SilenceWatch()
         self.info: dict[str, Any] = {}
         self.error: Exception | None = None  # the reason of its end
         self.is_open = False
@@ -217,19 +214,13 @@ class BrokerSession:
     # A broker that is silent.
 
     def _watch(self) -> None:
-        """Ping a broker from which nothing arrives. Without a reply, end the session.
-
-        A frozen broker keeps its sockets open, so only its silence shows. Progress with a backlog of unsent
-        data counts as a reply: a ping waits behind it, and a slow network is not a frozen broker.
-        """
-        self._watch_timer = asyncio.get_running_loop().call_later(PING_INTERVAL_S, self._watch)
-        before, self._heard = self._heard, (self._parser.blocks, self._owner.unsent_bytes())
-        alive = self._heard[0] != before[0] or self._heard[1] < before[1]
-        self._silent_intervals = 0 if alive else self._silent_intervals + 1
-        if self._silent_intervals > SILENT_INTERVALS_MAX:
+        """Ping a broker from which nothing arrives. Without a reply, end the session."""
+        self._watch_timer = asyncio.get_running_loop().call_later(silence.INTERVAL_S, self._watch)
+        self._silence.observe(self._parser.blocks, self._owner.unsent_bytes())
+        if self._silence.is_lost:
             events.warning("broker-silent", broker=self.info.get("server_name"))
             self.fail(ConnectionError("the broker is silent"))
-        elif self._silent_intervals:
+        elif self._silence.intervals:
             self._owner.on_silence()
 
     def unsent_bytes(self) -> int:

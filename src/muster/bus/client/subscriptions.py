@@ -70,6 +70,7 @@ class BoundedSubscription(lifecycle.ClosingContext):
         self._ended = False
         self._error: errors.MusterError | None = None
         self._unsubscribe: Callable[[], Awaitable[None]] | None = None
+        self.on_end: Callable[[], None] | None = None
         self._delivered = self._dropped = self._failed = 0
         self._next_log_s = 0.0
         self.renewed = 0
@@ -167,6 +168,8 @@ class BoundedSubscription(lifecycle.ClosingContext):
             self._ended = True
             self._error = error
             self._arrived.set()
+            if self.on_end is not None:
+                self.on_end()
 
     async def drained(self) -> None:
         """Return when the handler has processed the queue."""

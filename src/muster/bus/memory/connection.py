@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MAX_PAYLOAD = (1 << 20) + (1 << 16)
 MAX_UNSENT = 1000  # messages buffered while not connected
 TRY_S = 3.0
 
@@ -209,8 +208,9 @@ class SimulatedBus(lifecycle.ClosingContext):
         """Publish, and get the number of receivers from the brokers."""
         with_trace = dict(message_format.with_trace_headers(headers))
         size = len(data) + (len(message_format.encode_headers(with_trace)) if with_trace else 0)
-        if size > MAX_PAYLOAD:
-            raise errors.LimitExceeded(f"a message of {size} bytes: the broker's maximum is {MAX_PAYLOAD}")
+        if size > api.PAYLOAD_BYTES_MAX:
+            maximum = api.PAYLOAD_BYTES_MAX
+            raise errors.LimitExceeded(f"a message of {size} bytes: the broker's maximum is {maximum}")
 
         def arrive() -> None:
             stored = self.net.capture(self.node, subject, data, with_trace)

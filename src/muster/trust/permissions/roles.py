@@ -32,6 +32,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from muster.core import errors, subjects
 from muster.trust import jwt
 
@@ -273,6 +275,19 @@ def limits(
         bearer_token=bearer,
         allowed_connection_types=("MQTT",) if bearer else duty.connections,
     )
+
+
+def filled_in(template: jwt.UserLimits, identity: str) -> jwt.UserLimits:
+    """The permissions of ``identity``, as brokers read the template of a role."""
+
+    def named(subjects_: jwt.SubjectPermissions) -> jwt.SubjectPermissions:
+        allow, deny = (
+            tuple(subject.replace(PLACEHOLDER, identity) for subject in patterns)
+            for patterns in (subjects_.allow, subjects_.deny)
+        )
+        return jwt.SubjectPermissions(allow=allow, deny=deny)
+
+    return msgspec.structs.replace(template, pub=named(template.pub), sub=named(template.sub))
 
 
 def _replies(*levels: str) -> str:

@@ -1,4 +1,5 @@
-"""An agent and its managers without a broker between them (section 3.4 of the paper), over TLS."""
+"""An agent and its managers with direct connections: without a broker (section 3.4 of the paper), over TLS,
+and beside one."""
 
 from __future__ import annotations
 
@@ -6,192 +7,197 @@ import asyncio
 import contextlib
 import functools
 import ssl
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from muster.app.supervisor import worker
 from muster.bus import api
-from muster.bus.memory import network
+from muster.bus.client import credential_source
+from muster.bus.direct import bus as direct_bus
+from muster.bus.direct import dialer, frames, listener
 from muster.bus.rpc import client as rpc
 from muster.core import errors, health, messages
 from muster.core.net import tls
-from muster.manage import protocol
+from muster.manage import forwarding, protocol
 from muster.manage.agent import agent
-from muster.manage.direct import endpoint, frames, links
 from muster.manage.manager import manager
-from muster.testing.eventually import eventually, throughout
-from muster.trust import certificates, keyring
+from muster.testing.eventually import eventually
+from muster.trust import certificates, keyring, peer_admission
 from muster.trust.permissions import roles
 
 
 @pytest.fixture
-async def lines(fleet, tmp_path):
-    """Two managers that listen, and what an agent needs to dial them."""
+async def direct(fleet, tmp_path):
+    """Two managers that listen, and what an agent needs to connect to them."""
     made = certificates.CertificateStore.create(tmp_path / "tls", "north", lifetime_s=86400.0)
     made.ensure("manager", ["127.0.0.1", "localhost"])
-    pair = made.pair("manager")
-    fleet.server_tls = tls.for_server(pair.path)
+    server_tls = tls.for_server(made.pair("manager").path)
     fleet.tls = ssl.create_default_context(cafile=str(made.bundle))
     fleet.trust = keyring.Keyring.create(tmp_path / "keys", "north")
     for name, role in (("host-b", roles.Role.AGENT), ("eve", roles.Role.USER)):
         fleet.trust.issue(name, role)
     await fleet.registry(open_key=fleet.trust.key_of_secrets)
-    fleet.doors, fleet.managers = {}, {}
+    fleet.listeners, fleet.managers, fleet.buses = {}, {}, {}
     for name in ("manager-1", "manager-2"):
-        bus = await fleet.connect(name)
-        door = endpoint.DirectEndpoint(
-            bus, worker.DirectLinkAuthenticator(tmp_path / "keys"), tls=fleet.server_tls
-        )
-        await fleet.stack.enter_async_context(door)
-        boss = manager.Manager(door.transport, name=name, tick_s=0.05)
-        await fleet.stack.enter_async_context(boss)
-        fleet.doors[name], fleet.managers[name] = door, boss
+        fleet.trust.issue(name, roles.Role.MANAGER)
+        bus = direct_bus.DirectBus(await fleet.connect(name), name, forwarding.agent_of)
+        admission = peer_admission.PeerAdmission(tmp_path / "keys", of_roles=(roles.Role.AGENT,))
+        creds = functools.partial(fleet.trust.credentials, name)
+        listening = listener.DirectListener(bus, admission, creds, tls=server_tls)
+        await fleet.stack.enter_async_context(listening)
+        await fleet.stack.enter_async_context(forwarding.AgentForwarding(bus))
+        made_manager = manager.Manager(bus.as_bus(), name=name, tick_s=0.05, direct=listening.address)
+        await fleet.stack.enter_async_context(made_manager)
+        fleet.listeners[name], fleet.managers[name], fleet.buses[name] = listening, made_manager, bus
     return fleet
 
 
 @contextlib.asynccontextmanager
-async def dialled(fleet: Any, identity: str = "host-b", **more: Any) -> Any:
-    creds = more.pop("creds", None) or fleet.trust.credentials(identity)
-    addresses = [f"127.0.0.1:{door.port}" for door in fleet.doors.values()]
-    async with links.AgentLinks(creds, addresses, tls=more.pop("tls", fleet.tls)) as link_set:
-        yield link_set
+async def connected(
+    fleet: Any, identity: str = "host-b", bus: api.Bus | None = None
+) -> AsyncIterator[tuple[direct_bus.DirectBus, dialer.DirectDialer]]:
+    """The transport of an agent; without a broker it knows the addresses of the managers."""
+    made = direct_bus.DirectBus(bus, identity, forwarding.manager_of)
+    access = credential_source.PeerAccess(functools.partial(fleet.trust.credentials, identity), fleet.tls)
+    async with dialer.DirectDialer(made, access) as dialing:
+        if bus is None:
+            for listening in fleet.listeners.values():
+                dialing.keep(dialer.configured(listening.address.addresses[0], tls=True))
+        yield made, dialing
 
 
 def entry(name: str) -> dict[str, Any]:
     return {"name": name, "type": "memory", "agent": "host-b", "restart": {"delay_s": 0.01}}
 
 
-async def test_it_is_managed_and_survives_its_manager(lines, tmp_path):
-    async with dialled(lines) as link_set, agent.Agent(link_set, tmp_path / "hosted", beat_s=0.2) as host:
+async def test_it_is_managed_and_survives_its_manager(direct, tmp_path):
+    async with (
+        connected(direct) as (bus, _),
+        agent.Agent(bus.as_bus(), tmp_path / "hosted", beat_s=0.2) as host,
+    ):
         for number in range(4):
-            await lines.client.create(entry(f"r{number}"))
+            await direct.client.create(entry(f"r{number}"))
         for number in range(4):
-            await lines.client.wait(f"r{number}", "up")
+            await direct.client.wait(f"r{number}", "up")
 
         async def known():
-            return {item.name for item in await lines.client.agents()} == {"host-b"}
+            return {item.name for item in await direct.client.agents()} == {"host-b"}
 
         await eventually(known)
-        assert await lines.client.execute("r1", "echo", {"text": "hi"}) == "hi"
+        assert await direct.client.execute("r1", "echo", {"text": "hi"}) == "hi"
         fallen: Any = host.hosted["r2"].adapter
         fallen.die("oops")
         await eventually(lambda: fallen.state is health.HealthState.UP)
 
-        before = {row.name: row for row in await lines.client.get()}
+        before = {row.name: row for row in await direct.client.get()}
         victim = before["r1"].manager
-        await lines.managers[victim].abandon()
+        await direct.managers[victim].abandon()
 
         async def moved():
-            rows = await lines.client.get()
+            rows = await direct.client.get()
             return all(row.manager != victim and row.state == "up" for row in rows)
 
         await eventually(moved, timeout_s=30)
-        assert await lines.client.execute("r1", "echo", {"text": "still"}) == "still"
-        # Epochs fence over a line as over the bus.
+        assert await direct.client.execute("r1", "echo", {"text": "still"}) == "still"
+        # Epochs fence over a direct connection as over the bus.
         late = protocol.Operation(
             id="late", verb=protocol.Verb.DELETE, resource="r1", epoch=before["r1"].epoch, manager=victim
         )
-        link = lines.doors[victim].links["host-b"]
-        answer = await link.request(protocol.operation("host-b", "r1"), messages.encode(late), 5)
+        answer = await direct.buses[victim].request(protocol.operation("host-b", "r1"), messages.encode(late))
         assert b"stale-epoch" in answer.data
         assert host.hosted["r1"].observed.exists
 
 
-async def test_a_line_that_breaks_is_dialled_again_and_what_was_asked_is_not_done_twice(lines, tmp_path):
-    async with dialled(lines) as link_set, agent.Agent(link_set, tmp_path / "hosted", beat_s=0.2) as host:
-        await lines.client.create(entry("r"))
-        row = await lines.client.wait("r", "up")
-        door = lines.doors[row.manager]
+async def test_a_connection_that_breaks_is_made_again_and_what_was_asked_is_not_done_twice(direct, tmp_path):
+    async with (
+        connected(direct) as (bus, _),
+        agent.Agent(bus.as_bus(), tmp_path / "hosted", beat_s=0.2) as host,
+    ):
+        await direct.client.create(entry("r"))
+        row = await direct.client.wait("r", "up")
+        links = direct.buses[row.manager].links
         subject = protocol.operation("host-b", "r")
         once = messages.encode(
             protocol.Operation(
                 id="once", verb=protocol.Verb.EXECUTE, resource="r", epoch=row.epoch, operation="echo"
             )
         )
-        link = door.links["host-b"]
-        asking = asyncio.create_task(link.request(subject, once, 5))
+        link = links["host-b"]
+        asking = asyncio.create_task(direct.buses[row.manager].request(subject, once))
         await asyncio.sleep(0)  # it is sent
         link.close()
         with pytest.raises(errors.TimedOut):  # it may have been done
             await asking
-        await eventually(lambda: door.links.get("host-b") not in (None, link))
-        answer = await door.links["host-b"].request(subject, once, 5)
+        await eventually(lambda: links.get("host-b") not in (None, link))
+        answer = await direct.buses[row.manager].request(subject, once)
         assert b'"done"' in answer.data
         adapter: Any = host.hosted["r"].adapter
         assert adapter.done.count("echo") == 1
-        await lines.client.wait("r", "up")
+        await direct.client.wait("r", "up")
 
 
-async def test_a_secret_comes_by_the_line(lines, tmp_path):
+async def test_a_secret_comes_without_a_broker(direct, tmp_path):
     command = ["sh", "-c", 'printf %s "$KEY" > given; exec sleep 1000']
     config = {"command": command, "directory": str(tmp_path), "environment": {"KEY": {"secret": "store:key"}}}
-    await lines.client.set_secret("key", "swordfish")
-    async with dialled(lines) as link_set, agent.Agent(link_set, tmp_path / "hosted", beat_s=0.2):
-        await lines.client.create({**entry("r"), "type": "process", "config": config})
-        await lines.client.wait("r", "up")
+    await direct.client.set_secret("key", "swordfish")
+    async with connected(direct) as (bus, _), agent.Agent(bus.as_bus(), tmp_path / "hosted", beat_s=0.2):
+        await direct.client.create({**entry("r"), "type": "process", "config": config})
+        await direct.client.wait("r", "up")
         await eventually(lambda: (tmp_path / "given").exists() and (tmp_path / "given").read_text())
         assert (tmp_path / "given").read_text() == "swordfish"
         subject = protocol.vouch_subject("ann", "host-b", protocol.SECRET)
         with pytest.raises(errors.Forbidden):  # only a manager vouches for agents
-            await rpc.call(lines.client._bus, subject, {"resource": "r", "name": "key", "key": ""})
-        await lines.client.delete("r")
-        await lines.client.wait_gone("r")
+            await rpc.call(direct.client._bus, subject, {"resource": "r", "name": "key", "key": ""})
+        await direct.client.delete("r")
+        await direct.client.wait_gone("r")
 
 
-async def test_an_unauthenticated_client_cannot_send_a_large_frame():
-    async def check(*_: Any) -> str:
-        raise errors.Unauthorized("nobody")
-
-    bus = await network.SimulatedNetwork(1).connect("manager-1")
-    async with endpoint.DirectEndpoint(bus, check) as door:
-        reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
-        writer.write((frames.HANDSHAKE_BYTES_MAX + 1).to_bytes(4, "big"))
-        async with asyncio.timeout(frames.HANDSHAKE_S / 2):
-            assert b"manager-1" in await reader.read(), "it has closed the connection after its challenge"
-        writer.close()
-
-
-async def test_unauthenticated_clients_are_refused(lines, tmp_path):
-    other = keyring.Keyring.create(tmp_path / "elsewhere", "north")
-    other.issue("host-b", roles.Role.AGENT)
-    stolen = _Stolen(lines.trust.credentials("host-b").user_jwt)
-    for creds in (lines.trust.credentials("eve"), other.credentials("host-b"), stolen):
-        async with dialled(lines, creds=creds) as link_set:
-            await throughout(functools.partial(_has_none, link_set), for_s=0.5)
-    async with dialled(lines, tls=ssl.create_default_context()) as link_set:  # trusts none of our identities
-        await throughout(functools.partial(_has_none, link_set), for_s=0.5)
-    assert not any(door.links for door in lines.doors.values())
+async def test_an_agent_beside_a_broker_connects_to_the_managers_that_claim(direct, tmp_path):
+    """The claim has the address; the operations then take the connection, and the broker when it breaks."""
+    async with (
+        connected(direct, bus=await direct.connect("host-b")) as (bus, dialing),
+        agent.Agent(bus.as_bus(), tmp_path / "hosted", beat_s=0.2, keep_peer=dialing.keep),
+    ):
+        await direct.client.create(entry("r"))
+        row = await direct.client.wait("r", "up")
+        links = direct.buses[row.manager].links
+        await eventually(lambda: "host-b" in links and row.manager in bus.links)
+        received = links["host-b"]._blocks
+        assert await direct.client.execute("r", "echo", {"text": "hi"}) == "hi"
+        assert links["host-b"]._blocks > received, "the reply came on the connection"
+        await direct.listeners[row.manager].stop()
+        assert await direct.client.execute("r", "echo", {"text": "still"}) == "still"
+        assert (await direct.client.get())[0].state == "up"
 
 
-def _has_none(link_set: links.AgentLinks) -> bool:
-    return not link_set.links
-
-
-class _Stolen:
-    """The document of another, without its key."""
-
-    identity = "host-b"
-    sees_connections = False
-
-    def __init__(self, document: str) -> None:
-        self.user_jwt = document
-
-    def answer(self, nonce: str) -> bytes:
-        return b"bm90IGEgc2lnbmF0dXJl"
-
-
-async def test_an_agent_publishes_only_as_itself_and_a_revoked_one_is_disconnected(lines, tmp_path):
+async def test_a_manager_admits_agents_only_and_each_under_its_own_name(direct, tmp_path):
     received: list[api.Message] = []
-    async with dialled(lines) as link_set:
-        await eventually(lambda: len(link_set.links) == 2)
-        door = lines.doors["manager-1"]
-        door.listen("muster.manage.from.*.beat.manager-1", received.append)
-        await link_set.publish("muster.manage.from.host-a.beat.manager-1", b"forged")
-        await link_set.publish("muster.manage.from.host-b.beat.manager-1", b"own")
+    async with connected(direct, "eve") as (bus, dialing):
+        with pytest.raises(errors.Unauthorized, match="role that does not connect here"):
+            await dialing.use(direct.listeners["manager-1"].address)
+        assert not bus.links
+    async with connected(direct) as (bus, _):
+        await eventually(lambda: len(bus.links) == 2)
+        direct.buses["manager-1"].serve("muster.manage.from.*.beat.manager-1", received.append)
+        await bus.publish("muster.manage.from.host-a.beat.manager-1", b"forged")
+        await bus.publish("muster.manage.from.host-b.beat.manager-1", b"own")
         await eventually(lambda: received)
         assert [message.data for message in received] == [b"own"]
-        await asyncio.to_thread(lines.trust.revoke, "host-b")
-        with contextlib.suppress(errors.Unavailable):
-            await link_set.request(protocol.hello("host-b"), b"{}", timeout_s=1)
-        await eventually(lambda: not door.links or not lines.doors["manager-2"].links)
+
+
+async def test_a_forged_address_in_a_claim_is_not_used(direct, tmp_path):
+    """A manager may announce its own address only."""
+    kept: list[frames.PeerAddress] = []
+    bus = await direct.connect("host-b")
+    async with agent.Agent(bus, tmp_path / "hosted", keep_peer=kept.append):
+        address = direct.listeners["manager-2"].address
+        for name in ("manager-1", "manager-2"):
+            claim = protocol.ClaimRequest(manager=name, resources={}, direct=address)
+            await rpc.exchange_once(
+                await direct.connect(f"as-{name}"),
+                protocol.claim("host-b"),
+                messages.encode(claim),
+                timeout_s=5,
+            )
+        assert kept == [address]

@@ -19,6 +19,7 @@ from typing import Literal
 import msgspec
 
 from muster.bus import api
+from muster.bus.direct import nearest
 from muster.bus.rpc import client as rpc_client
 from muster.core import errors
 from muster.inform import protocol
@@ -55,7 +56,7 @@ async def watch(
 class InformClient:
     def __init__(self, bus: api.Bus, *, node: str = protocol.ANY, timeout_s: float = TIMEOUT_S) -> None:
         """``node``: send all requests to this node; by default to any node."""
-        self._bus = bus
+        self._bus = nearest.of(bus, protocol.PART, protocol.node_of)
         self._node = node
         self._timeout_s = timeout_s
         self._requests = map(f"{uuid.uuid4().hex[:24]}-{{:x}}".format, itertools.count())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from muster.core import errors
+from muster.core.net import hosts
 from muster.core.settings import sections
 from muster.inform import access_rules
 from muster.inform.mounts import registry
@@ -122,6 +123,14 @@ class InformSettings(sections.SettingsSection, frozen=True, kw_only=True):
     replication_ratio: Annotated[
         float, doc("A node with more than this share of the demand gets a temporary replica.", gt=0, le=1)
     ] = 0.2
+    direct_ports: Annotated[
+        tuple[hosts.Port, ...],
+        doc(
+            "Ports on which node processes accept direct connections, one for each node (0: a free port, "
+            "also for further nodes), on `bus.host`. Clients that cannot connect to them, for instance "
+            "because of a firewall, use the brokers. Empty: all use the brokers."
+        ),
+    ] = (0,)
     history: Annotated[
         int,
         doc(

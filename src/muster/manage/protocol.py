@@ -8,7 +8,7 @@
     muster.manage.to.<manager>.execute               operations requested by users
     muster.manage.from.<agent>.hello                 an agent announces its facts, labels and adapters
     muster.manage.from.<agent>.request.secret        an agent requests a secret of a resource it starts
-    muster.manage.from.<manager>.vouch.<agent>[.<what>]  either, forwarded by a manager with a direct link
+    muster.manage.from.<manager>.vouch.<agent>[.<what>]  either, forwarded by a manager it is connected to
     muster.manage.to.<agent>.claim                   a manager takes over resources
     muster.manage.to.<agent>.operation.<resource>    a manager requests an operation
     muster.manage.from.<agent>.beat.<manager>        heartbeats of an agent's resources, many in a message
@@ -30,6 +30,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from muster.bus.direct import frames
 from muster.core import health, messages, subjects
 from muster.core.settings import sections
 
@@ -129,11 +130,12 @@ class OperationResult(messages.WireMessage, frozen=True, kw_only=True, tag="answ
     truncated: bool = False
 
 
-class ClaimRequest(messages.WireMessage, frozen=True, kw_only=True, tag="claim/1"):
+class ClaimRequest(messages.WireMessage, frozen=True, kw_only=True, tag="claim/1", omit_defaults=True):
     """Without resources: the agent hosts something that the manager does not know, and announces itself."""
 
     manager: messages.Name
     resources: dict[str, int]  # name: epoch
+    direct: frames.PeerAddress | None = None  # where the manager accepts direct connections
 
 
 class ClaimResult(messages.WireMessage, frozen=True, kw_only=True, tag="claimed/1", omit_defaults=True):

@@ -52,10 +52,11 @@ class ManageSettings(sections.SettingsSection, frozen=True, kw_only=True):
     direct_ports: Annotated[
         tuple[int, ...],
         doc(
-            "Ports on which managers accept direct connections of agents without a broker, one for each "
-            "manager (0: a free port). Empty: agents connect through brokers."
+            "Ports on which managers accept direct connections of agents, one for each manager (0: a free "
+            "port, also for further managers), on `bus.host`. Agents that cannot connect to them, for "
+            "instance because of a firewall, use the brokers. Empty: all use the brokers."
         ),
-    ] = ()
+    ] = (0,)
     manager_ttl_s: Annotated[
         float,
         doc(

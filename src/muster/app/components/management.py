@@ -306,11 +306,9 @@ def _worker_config(
     store = base_settings.store
     if scheme == "sqlite" and path != ":memory:":
         store = msgspec.structs.replace(store, url=f"sqlite:{context.folder.root / path}")
-    direct_port = None
-    number = int(rest.rpartition("-")[2]) if kind == "manager" else 0
-    if 0 < number <= len(manage_settings.direct_ports):
-        direct_port = manage_settings.direct_ports[number - 1]
-    tls = certificates.broker_tls(base_settings) if uses_tls and direct_port is not None else None
+    direct = worker.DirectPort()
+    if kind == "manager":
+        direct = worker.direct_port(base_settings, manage_settings.direct_ports, int(rest.rpartition("-")[2]))
     return worker.WorkerConfig(
         kind=kind,
         name=identity,
@@ -324,10 +322,7 @@ def _worker_config(
         beat_s=manage_settings.beat_s,
         manager_ttl_s=manage_settings.manager_ttl_s,
         lease_ttl_s=base_settings.bus.lease_ttl_s,
-        host=base_settings.bus.host,
-        direct_port=direct_port,
-        cert=str(tls.cert_file) if tls else "",
-        cert_key=str(tls.key_file) if tls else "",
+        direct=direct,
         known_as=name,
         log_file=str(context.folder.logs / f"{name}.log"),
         log_bytes_max=log_files.file_bytes(base_settings, 2 * len(_names(manage_settings))),

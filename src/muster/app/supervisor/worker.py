@@ -6,7 +6,6 @@ It runs until the lifeline is closed: the bootstrap node holds the other end, so
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import functools
 import gc
@@ -14,15 +13,19 @@ import os
 import pathlib
 import signal
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TextIO, cast
 
 import msgspec
 
+from muster.app import certificates as app_certificates
 from muster.app import identities, log_files
+from muster.app.brokers import addresses
 from muster.bus import api, leases
 from muster.bus.brokers import config
 from muster.bus.client import client
+from muster.bus.direct import bus as direct_bus
+from muster.bus.direct import dialer, frames, listener
 from muster.bus.http import health as http_health
 from muster.bus.rpc import admission
 from muster.core import errors, health, units
@@ -30,20 +33,22 @@ from muster.core.net import tls as tls_
 from muster.core.settings import domain, loader
 from muster.core.telemetry import log, metrics
 from muster.gateways.uddi import mount
+from muster.inform import protocol as inform_protocol
 from muster.inform import settings as inform_settings
 from muster.inform.node import node
 from muster.inform.node.log import context_log
-from muster.manage import protocol
+from muster.manage import forwarding, protocol
 from muster.manage.adapters import base
 from muster.manage.agent import agent
-from muster.manage.direct import endpoint as direct_endpoints
 from muster.manage.manager import manager
 from muster.manage.registry import endpoint
 from muster.store import api as store_api
 from muster.store import database
 from muster.supervision import tasks
-from muster.trust import certificates, credentials, identity_roles, jwt, keyring, nkeys
+from muster.trust import certificates, credentials, identity_roles, jwt, keyring, peer_admission
 from muster.trust.permissions import roles
+
+events = log.EventLog("app")
 
 END_S = 5.0
 MAY_CHANGE = (roles.Role.OPERATOR, roles.Role.BOOTSTRAP)
@@ -57,6 +62,16 @@ REQUIRED_ROLES = {
     protocol.HELLO: roles.Role.AGENT,
     **dict.fromkeys((*protocol.ENROLMENT_READS, protocol.ENROLMENT_SET), roles.Role.BOOTSTRAP),
 }
+
+
+class DirectPort(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a process accepts direct connections; ``port`` None: nowhere."""
+
+    port: int | None = None
+    host: str = "127.0.0.1"
+    names: tuple[str, ...] = ()  # to announce
+    cert: str = ""
+    cert_key: str = ""
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,10 +91,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     lease_ttl_s: float = leases.TTL_S
     replicas: int = 1
     share_per_identity: float = admission.SHARE
-    host: str = "127.0.0.1"
-    direct_port: int | None = None  # of a manager that accepts direct connections
-    cert: str = ""
-    cert_key: str = ""
+    direct: DirectPort = msgspec.field(default_factory=lambda: DirectPort())
     known_as: str = ""  # its name at the bootstrap node
     log_file: str = ""
     log_bytes_max: int = 1 << 20
@@ -128,33 +140,26 @@ async def run(task: WorkerConfig, stop: asyncio.Event, ready: Callable[[], None]
                     open_key=lambda: keyring.Keyring.open(pathlib.Path(task.keys)).key_of_secrets(),
                 )
             case "manager":
-                transport: Any = bus
-                if task.direct_port is not None:
-                    tls = None
-                    if task.cert:
-                        tls = await asyncio.to_thread(tls_.for_server, task.cert, task.cert_key)
-                        served = tls_.RenewableTls(tls, task.cert, task.cert_key)
-                        supervisor = tasks.TaskSupervisor(f"direct endpoint of {task.name}")
-                        supervisor.loop("certificate", functools.partial(certificates.keep_current, served))
-                        stack.push_async_callback(supervisor.close)
-                    check = DirectLinkAuthenticator(pathlib.Path(task.keys))
-                    direct_endpoint = direct_endpoints.DirectEndpoint(
-                        bus, check, host=task.host, port=task.direct_port, tls=tls
-                    )
-                    transport = (await stack.enter_async_context(direct_endpoint)).transport
-                member = manager.Manager(transport)
+                direct = direct_bus.DirectBus(bus, bus.identity, forwarding.agent_of)
+                address = await listen(stack, task, direct, of_roles=(roles.Role.AGENT,))
+                await stack.enter_async_context(forwarding.AgentForwarding(direct))
+                member = manager.Manager(direct.as_bus(), direct=address)
             case "agent":
+                direct = direct_bus.DirectBus(bus, bus.identity, forwarding.manager_of)
                 member = agent.Agent(
-                    bus,
+                    direct.as_bus(),
                     pathlib.Path(task.folder),
                     zone=task.zone,
                     beat_s=task.beat_s,
                     machine=machine_id(),
                     broker_access=lambda: asyncio.to_thread(broker_access, pathlib.Path(task.keys)),
+                    keep_peer=await connect_directly(stack, direct, bus),
                 )
             case "information-node":
+                direct = direct_bus.DirectBus(bus, bus.identity, lambda _: "")
+                await listen(stack, task, direct, part=inform_protocol.PART)
                 member = await node.start(
-                    bus,
+                    direct.as_bus(),
                     settings=task.inform,
                     view=pathlib.Path(task.view),
                     max_bytes=task.contexts_bytes,
@@ -214,26 +219,67 @@ def broker_access(keys: pathlib.Path) -> base.BrokerAccess:
     )
 
 
-class DirectLinkAuthenticator:
-    """Authenticates an agent that connects to a manager directly, as a broker would."""
+def direct_port(base: domain.BaseSettings, ports: Sequence[int], number: int) -> DirectPort:
+    """Of process ``number`` of a service, as the settings say. Blocks."""
+    port = listener.port_of(ports, number)
+    if port is None:
+        return DirectPort()
+    tls = None
+    if not base.bus.servers and base.bus.uses_tls:
+        tls = app_certificates.broker_tls(base)
+    return DirectPort(
+        port=port,
+        host=base.bus.host,
+        names=tuple(addresses.reachable(base.bus)),
+        cert=str(tls.cert_file) if tls else "",
+        cert_key=str(tls.key_file) if tls else "",
+    )
 
-    def __init__(self, keys: pathlib.Path) -> None:
-        self._keys = keys
 
-    async def __call__(self, document: str, nonce: str, signature: bytes) -> str:
-        return await asyncio.to_thread(self._check, document, nonce, signature)
+async def listen(
+    stack: contextlib.AsyncExitStack,
+    task: WorkerConfig,
+    bus: direct_bus.DirectBus,
+    *,
+    part: str = "",
+    of_roles: tuple[roles.Role, ...] | None = None,
+) -> frames.PeerAddress | None:
+    """Accept direct connections, if the configuration says so and the network permits it."""
+    where, access = task.direct, bus.peer_access
+    if where.port is None or access is None:
+        return None
+    tls = None
+    if where.cert:
+        tls = await asyncio.to_thread(tls_.for_server, where.cert, where.cert_key)
+        served = tls_.RenewableTls(tls, where.cert, where.cert_key)
+        supervisor = tasks.TaskSupervisor(f"direct connections to {task.name}")
+        supervisor.loop("certificate", functools.partial(certificates.keep_current, served))
+        stack.push_async_callback(supervisor.close)
+    try:
+        listening = listener.DirectListener(
+            bus,
+            peer_admission.PeerAdmission(pathlib.Path(task.keys), of_roles=of_roles),
+            access.creds,
+            host=where.host,
+            port=where.port,
+            tls=tls,
+            names=where.names,
+            part=part,
+        )
+        return (await stack.enter_async_context(listening)).address
+    except (OSError, errors.InvalidInput) as error:  # messages use the brokers
+        events.warning("no-direct-connections", process=task.name, error=error)
+        return None
 
-    def _check(self, document: str, nonce: str, signature: bytes) -> str:
-        trust = keyring.Keyring.open(self._keys)
-        claims = trust.check(document)
-        try:
-            signed = base64.b64decode(signature, validate=True)
-        except ValueError as error:
-            raise errors.Unauthorized(f"{claims.name!r} sent an invalid signature") from error
-        nkeys.verify(claims.sub, nonce.encode(), signed)
-        if trust.show(claims.name).role != roles.Role.AGENT:
-            raise errors.Forbidden(f"{claims.name!r} is not an agent")
-        return claims.name
+
+async def connect_directly(
+    stack: contextlib.AsyncExitStack, direct: direct_bus.DirectBus, bus: api.Bus
+) -> Callable[[frames.PeerAddress], None] | None:
+    """What connects to a peer whose address is announced; None if this process may not."""
+    access = getattr(bus, "peer_access", None)
+    if access is None:
+        return None
+    return (await stack.enter_async_context(dialer.DirectDialer(direct, access))).keep
 
 
 class RequestAuthorizer:

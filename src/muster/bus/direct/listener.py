@@ -37,6 +37,14 @@ GROUP = "direct"
 OPERATION = f"{server.READ}.direct"  # asks a service for the address of one of its processes
 
 
+def port_of(ports: Sequence[int], number: int) -> int | None:
+    """The port of process ``number`` (from 1), where ``ports`` are configured: 0 is a free one, also for
+    further processes; None: it does not listen."""
+    if number <= len(ports):
+        return ports[number - 1]
+    return 0 if ports and ports[-1] == 0 else None
+
+
 class Admitted(Protocol):
     """The rights of an identity."""
 

@@ -13,7 +13,7 @@ request without an id, once. They are
   request is repeated to the same epoch only;
 - operations, claims, renewals and checkpoints between managers, agents and the registry: the operation's id
   and the epoch make a repetition harmless, and a manager that may not act any more stops repeating;
-- an agent's hello and its request for a secret, which also travel over a direct link, without headers;
+- an agent's hello and its request for a secret, which a manager may forward;
 - an information node's requests to others: a ping distinguishes a slow node from a frozen one, and the client
   sends a repetition to another node;
 - requests to the brokers (system account, JetStream), which do not speak this protocol.

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import ssl
 
     from muster.bus import api
+    from muster.bus.direct import bus as direct_bus
     from muster.core.telemetry import metrics
-    from muster.manage.direct import links
     from muster.trust import credentials
 
 FOLDER = "~/.local/share/muster-agent"
@@ -117,8 +117,10 @@ async def _run(
     beat_s: float,
 ) -> None:
     from muster.app.supervisor import worker as app_managing
+    from muster.bus.direct import bus as direct
     from muster.core import errors
     from muster.core.telemetry import metrics
+    from muster.manage import forwarding
     from muster.manage.agent import agent
     from muster.supervision import tasks
 
@@ -132,27 +134,30 @@ async def _run(
     renewal.loop("renewal", functools.partial(keep_credentials, folder, proxy))
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(renewal.close)
-        transport: Any
+        bus, keep_peer = None, None
         if managers:
-            transport = await stack.enter_async_context(await _lines(folder, managers))
+            transport = await _connect_directly(stack, folder, managers)
         else:
-            transport = await stack.enter_async_context(await _connect(folder, proxy, measure))
+            bus = await stack.enter_async_context(await _connect(folder, proxy, measure))
+            transport = direct.DirectBus(bus, bus.identity, forwarding.manager_of)
+            keep_peer = await app_managing.connect_directly(stack, transport, bus)
         stop = await stack.enter_async_context(
             foreground.serve_until_signal(
                 invocation,
-                None if managers else transport,
+                bus,
                 measure,
                 process=transport.identity,
                 folder=folder / "run" / "pages",
             )
         )
         running = agent.Agent(
-            transport,
+            transport.as_bus(),
             folder / "resources",
             zone=zone,
             labels=labels,
             beat_s=beat_s,
             machine=await asyncio.to_thread(app_managing.machine_id),
+            keep_peer=keep_peer,
         )
         async with running:
             invocation.printer.item(
@@ -240,13 +245,22 @@ async def keep_credentials(folder: Path, proxy: str | None, *, at_once: bool = F
             return
 
 
-async def _lines(folder: Path, managers: tuple[str, ...]) -> links.AgentLinks:
-    from muster.manage.direct import links
+async def _connect_directly(
+    stack: contextlib.AsyncExitStack, folder: Path, managers: tuple[str, ...]
+) -> direct_bus.DirectBus:
+    """Connect to these managers without a broker."""
+    from muster.bus.client import credential_source
+    from muster.bus.direct import bus, dialer
+    from muster.manage import forwarding
 
     _, creds, tls = await _enrolled(folder)
-    return links.AgentLinks(
-        creds, managers, tls=tls, reload=functools.partial(type(creds).load, folder / "agent.creds")
-    )
+    load = functools.partial(type(creds).load, folder / "agent.creds")
+    direct = bus.DirectBus(None, creds.identity, forwarding.manager_of)
+    access = credential_source.PeerAccess(load, tls)
+    dialing = await stack.enter_async_context(dialer.DirectDialer(direct, access))
+    for address in managers:
+        dialing.keep(dialer.configured(address, tls=tls is not None))
+    return direct
 
 
 async def _connect(

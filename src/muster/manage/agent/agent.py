@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import msgspec
 
 from muster.bus import api
+from muster.bus.direct import frames
 from muster.bus.rpc import client
 from muster.core import errors, health, lifecycle, messages, subjects
 from muster.core.telemetry import log
@@ -45,9 +46,7 @@ SECRET_TIMEOUT_S = 10.0
 
 
 class AgentTransport(Protocol):
-    """The part of the bus that an agent uses; direct links to managers provide it too
-    (`muster.manage.direct.links`).
-    """
+    """The part of the bus that an agent uses; one with direct connections only provides it too."""
 
     @property
     def identity(self) -> str: ...
@@ -79,7 +78,9 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
         types: Sequence[str] | None = None,
         clock: Callable[[], float] = time.time,
         broker_access: Callable[[], Awaitable[base.BrokerAccess]] | None = None,
+        keep_peer: Callable[[frames.PeerAddress], None] | None = None,
     ) -> None:
+        """``keep_peer`` is called with the address of a manager that accepts direct connections."""
         super().__init__(name or bus.identity, folder, adapters)
         self.broker_access = broker_access
         self._bus = bus
@@ -87,6 +88,7 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
         self._labels = dict(labels or {})
         self._beat_s = beat_s
         self._machine = machine
+        self._keep_peer = keep_peer
         self._clock = clock
         self._boot = int(clock() * 1000)
         self._types = tuple(types if types is not None else plugins.names())
@@ -246,7 +248,7 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
                     zone=self._zone,
                     beats=tuple(beats[first : first + BEATS_MAX]),
                 )
-                with contextlib.suppress(errors.Unavailable):  # no direct link to this manager, but to others
+                with contextlib.suppress(errors.Unavailable):  # no direct connection to this manager
                     await self._bus.publish(
                         protocol.heartbeat(self.name, manager), messages.encode(batch, "msgpack")
                     )
@@ -312,6 +314,12 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
             return
         if not claim.resources:
             self._announce_now.set()
+        if (
+            claim.direct is not None
+            and self._keep_peer is not None
+            and claim.direct.identity == claim.manager
+        ):
+            self._keep_peer(claim.direct)
         superseded: dict[str, int] = {}
         claimed = []
         for name, epoch in claim.resources.items():

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 
 from muster.bus import api
+from muster.bus.direct import frames
 from muster.bus.rpc import client
 from muster.core import backoff, errors, health, lifecycle, messages, subjects
 from muster.core.telemetry import log
@@ -43,8 +44,11 @@ class Manager(lifecycle.ServiceContext):
         name: str | None = None,
         tick_s: float = TICK_S,
         clock: Callable[[], float] = time.time,
+        direct: frames.PeerAddress | None = None,
     ) -> None:
+        """``direct``: where agents may connect to it without a broker."""
         self.name = name or bus.identity
+        self._direct = direct
         self.managed: dict[str, resources.ManagedResource] = {}
         self.renewal = renewal.ManagerRenewal(bus, self.name, self._apply_renewal)
         self._bus = bus
@@ -174,7 +178,7 @@ class Manager(lifecycle.ServiceContext):
         self._start_steps()
 
     async def _claim(self, agent: str, epochs: dict[str, int]) -> None:
-        request = protocol.ClaimRequest(manager=self.name, resources=epochs)
+        request = protocol.ClaimRequest(manager=self.name, resources=epochs, direct=self._direct)
         answer: protocol.ClaimResult | None = None
         try:
             async with self._claiming_of[agent], self._claiming:

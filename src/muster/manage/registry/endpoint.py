@@ -380,7 +380,7 @@ class RegistryEndpoint(lifecycle.ServiceContext):
     async def _forwarded_secret(
         self, call: server.RpcCall, resource: str, name: str, key: str
     ) -> dict[str, str]:
-        """A request of an agent over a direct link, forwarded by its manager."""
+        """A request of an agent without a broker, forwarded by its manager."""
         call.on_behalf_of = self._forwarding_agent(call)
         return await self._handlers.secret(call.on_behalf_of, resource, name, key)
 

@@ -1,1 +1,0 @@
-"""Direct connections between agents and managers, without a broker."""

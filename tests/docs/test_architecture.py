@@ -82,7 +82,6 @@ def test_each_promise_of_the_readme_names_the_tests_that_show_it():
 #: They implement `api.Bus.request`, or send requests to topics of users.
 RAW_REQUESTS = {
     "muster/bus": "the mechanism itself, and requests to the brokers",
-    "muster/manage/direct/endpoint.py": "a bus with direct links",
     "muster/cli/messages/pubsub.py": "`muster request TOPIC`",
     "muster/client/front.py": "`m.request(topic)`",
     "muster/demo/tour.py": "shows requests to a topic",

@@ -13,6 +13,8 @@ from muster.app import domain
 from muster.app import settings as app_settings
 from muster.app.components import factories
 from muster.app.components import information_nodes as part
+from muster.bus import api
+from muster.bus.direct import nearest
 from muster.core import errors, health
 from muster.core.settings import loader
 from muster.inform import client, protocol, service_entries
@@ -79,6 +81,47 @@ async def test_a_node_has_a_process_of_its_own_which_is_replaced(tmp_path):
             await eventually(lambda: process.child.pid not in (None, pid) and process.ready.is_set())
             assert (await contexts.get("k")).value == b"v"
         await eventually(lambda: process.health().state is health.HealthState.UP)
+
+
+@pytest.mark.may_block(reason="a domain's first start reads files")
+async def test_clients_connect_to_a_node_directly_with_their_rights(tmp_path):
+    """After some requests; a node that is killed or an identity that is revoked ends the connection."""
+    made = load_settings(tmp_path, **{"inform.nodes": 1, "inform.processes": True})
+    async with domain.Domain(made, parts=factories.components(made)) as running:
+        (process,) = running.part(part.InformationNodesComponent).processes
+        async with (
+            await running.connect("ann", roles.Role.USER) as ann,
+            await running.connect("vic", roles.Role.VIEWER) as vic,
+        ):
+            contexts, viewer = client.InformClient(ann), client.InformClient(vic)
+            await contexts.put("k", b"v")
+            for reader, bus in ((contexts, ann), (viewer, vic)):
+                assert await _link(reader, bus) == process._identity
+                assert (await reader.get("k", max_staleness_s=0)).value == b"v"
+            assert (await contexts.put("k", b"w")).status in ("normal", "updated")
+            with pytest.raises(errors.Forbidden):
+                await viewer.put("k", b"forged")
+            assert (await viewer.get("k", max_staleness_s=0)).value == b"w"
+            link = nearest.of(vic, protocol.PART, protocol.node_of).links[process._identity]  # type: ignore
+            await asyncio.to_thread(keyring.Keyring.open(made.keys_folder).revoke, "vic")
+            assert "revoked" in await asyncio.wait_for(link.ended, 10)
+            pid = process.child.pid
+            os.kill(pid, signal.SIGKILL)
+            assert (await contexts.get("k")).value == b"w"
+            await eventually(lambda: process.child.pid not in (None, pid) and process.ready.is_set())
+            assert await _link(contexts, ann) == process._identity
+
+
+async def _link(contexts: client.InformClient, bus: api.Bus) -> str:
+    """The node that the client is connected to, after some reads."""
+    links = nearest.of(bus, protocol.PART, protocol.node_of).links  # type: ignore[attr-defined]
+
+    async def linked() -> bool:
+        await contexts.get("k")
+        return bool(links)
+
+    await eventually(linked, timeout_s=30)
+    return next(iter(links))
 
 
 def test_a_role_that_was_revoked_or_changed_has_no_rights_any_more(tmp_path):

@@ -27,6 +27,9 @@ from muster.app import settings as app_settings
 from muster.app.components import component, dispatcher, factories, management
 from muster.app.supervisor import dispatcher_process, server_process, worker
 from muster.bus import api, leases
+from muster.bus.client import credential_source
+from muster.bus.direct import bus as direct_bus
+from muster.bus.direct import dialer, nearest
 from muster.bus.http import client as http_client
 from muster.bus.http import server
 from muster.bus.log import journal, owned_log
@@ -44,7 +47,6 @@ from muster.gateways.soap import server as soap_server
 from muster.loop import reaction_rules, reactions
 from muster.manage import settings as manage_settings
 from muster.manage.adapters import systemd
-from muster.manage.direct import links
 from muster.message import destinations
 from muster.message.client import api as client_api
 from muster.notify import client as notify_client
@@ -86,6 +88,7 @@ UNSUPERVISED = {
     "bus/brokers/broker.py: Broker.reserve": "awaited in place",
     "bus/client/subscriptions.py: BoundedSubscription._make_room": "unsubscribes once",
     "bus/client/subscriptions.py: BoundedSubscription.accept": "counts and logs each failure of the handler",
+    "bus/direct/bus.py: DirectBus._repeat": "ends with the request, which raises its error",
     "bus/locator/server.py: Locator._fresh": "awaited by all callers",
     "bus/memory/streams.py: _Reading._change": "awaited in place",
     "bus/rpc/single_flight.py: SingleFlight.once": "awaited by all callers",
@@ -481,7 +484,6 @@ async def test_a_failure_of_each_loop_that_needs_little_is_followed_by_a_restart
     async with contextlib.AsyncExitStack() as stack:
         for part in (
             service_manager.ServiceManager(systemd).reporting(),
-            links.AgentLinks(types.SimpleNamespace(identity="host-a"), ["127.0.0.1:9"]),
             soap_server.SoapServer(asgi.SoapApplication({}), certificate=pem, key=pem),
         ):
             await stack.enter_async_context(part)
@@ -502,7 +504,7 @@ async def test_a_failure_of_each_loop_that_needs_little_is_followed_by_a_restart
             asyncio.create_task(pipeline_main.run(_pipeline(tmp_path / name, broker.url, rules)))
             for name in ("driver", "standby")
         ]
-        await stack.enter_async_context(_direct_manager(monkeypatch, connect, pem))
+        await stack.enter_async_context(_direct_connections(monkeypatch, connect, pem, tmp_path / "keys"))
         await stack.enter_async_context(_revocation(monkeypatch))
         await stack.enter_async_context(_renewal(monkeypatch, tmp_path))
         logs = api.StreamSettings("logs", subjects=("log.>",), max_bytes=1 << 20, max_age_s=0)
@@ -547,21 +549,42 @@ def _pipeline(folder: Path, url: str, rules: Path) -> pipeline_main.PipelineOpti
 
 
 @contextlib.asynccontextmanager
-async def _direct_manager(monkeypatch: pytest.MonkeyPatch, connect: Any, pem: str) -> AsyncIterator[None]:
-    """What the process of a manager runs that agents reach without a broker, here."""
+async def _direct_connections(
+    monkeypatch: pytest.MonkeyPatch, connect: Any, pem: str, keys: Path
+) -> AsyncIterator[None]:
+    """A manager that accepts direct connections, an agent that makes some, and a client of contexts."""
+    trust = keyring.Keyring.create(keys, "north")
+    trust.issue("manager-1", roles.Role.MANAGER)
+    access = credential_source.PeerAccess(functools.partial(trust.credentials, "manager-1"), None)
+    client_bus = await connect("c")
+    client_bus.peer_access = access
+    near = nearest.of(client_bus, "inform", lambda _: "")
+    for _ in range(nearest.REQUESTS_MIN):
+        with contextlib.suppress(errors.Unavailable):
+            await near.request("muster.inform.from.c.read.any.get", b"")
 
     async def joined(*_: Any) -> Any:
-        return await connect("manager-1")
+        made = await connect("manager-1")
+        made.peer_access = access
+        return made
 
     monkeypatch.setattr(worker, "connect", joined)
     task = worker.WorkerConfig(
-        kind="manager", name="manager-1", servers=(), creds="", direct_port=0, cert=pem, cert_key=pem
+        kind="manager",
+        name="manager-1",
+        servers=(),
+        creds="",
+        keys=str(keys),
+        direct=worker.DirectPort(port=0, cert=pem, cert_key=pem),
     )
     stop, ready = asyncio.Event(), asyncio.Event()
     serving = asyncio.create_task(worker.run(task, stop, ready.set))
     await ready.wait()
+    agent_bus = direct_bus.DirectBus(None, "host-a", lambda _: "")
     try:
-        yield
+        async with dialer.DirectDialer(agent_bus, access) as dialing:
+            dialing.keep(dialer.configured("127.0.0.1:9", tls=False))
+            yield
     finally:
         stop.set()
         await serving

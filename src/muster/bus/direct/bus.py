@@ -285,7 +285,8 @@ class DirectBus:
                 return answer.result()
             return await repeated
         finally:
-            repeated.cancel()
+            if not repeated.cancel() and not repeated.cancelled():
+                repeated.exception()  # the other way was faster
 
     async def _request_again(
         self, subject: str, data: bytes, headers: api.Headers | None, left_s: float, repeat: api.Repetition

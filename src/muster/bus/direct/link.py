@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import secrets
 import ssl
+import weakref
 from collections.abc import Callable
 from typing import TypeVar, cast
 
@@ -34,6 +35,14 @@ FORBIDDEN = b"NATS/1.0 403\r\n\r\n"
 
 class NoReplyYet(errors.TimedOut):
     """The request was sent, and may have been executed: the link ended, or the reply is late."""
+
+
+_open: weakref.WeakSet[DirectLink] = weakref.WeakSet()
+
+
+def number_open() -> int:
+    """The links of this process."""
+    return len(_open)
 
 
 Deliver = Callable[["DirectLink", frames.DirectFrame], None]
@@ -154,6 +163,7 @@ class DirectLink(asyncio.Protocol):
         self._reader.bytes_max = self._payload_bytes_max + frames.OVERHEAD_BYTES_MAX
         self.is_open = not self.ended.done()
         if self.is_open:
+            _open.add(self)
             self._watch()
 
     def refuse(self, reason: str) -> None:
@@ -169,6 +179,7 @@ class DirectLink(asyncio.Protocol):
         if self.is_open:
             events.info("link-ended", peer=self.identity, reason=reason)
         self.is_open = False
+        _open.discard(self)
         self.ended.set_result(reason)
         if not self.welcomed.done():
             self.welcomed.set_exception(

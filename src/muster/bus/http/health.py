@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Protocol
 
 from muster.bus import api
+from muster.bus.direct import bus as direct_bus
+from muster.bus.direct import link
 from muster.bus.http import client, telemetry_export
 from muster.bus.http import server as http_server
 from muster.bus.rpc import requests
@@ -83,6 +85,13 @@ async def serve(
         ("service", "reason"),
         requests.refusals,
     )
+    metrics.counter_from(
+        "direct_fallbacks",
+        "Messages sent to the brokers in place of a direct connection, and connections that failed.",
+        ("reason",),
+        direct_bus.fallbacks,
+    )
+    metrics.gauge("direct_connections", "Direct connections that are open.").read_from(link.number_open)
     metrics.counter_from(
         "silent_children",
         "Child processes that did not reply in time: frozen or busy ones were killed, starved ones were not.",

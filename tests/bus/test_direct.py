@@ -10,7 +10,7 @@ import signal
 import ssl
 import sys
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -443,7 +443,7 @@ async def test_a_frozen_peer_costs_the_time_of_a_repetition_once(
         await client.connect((broker.url,), identity="service-2") as second,
     ):
         bus.peer_access = credential_source.PeerAccess(functools.partial(trust.credentials, "ann"), None)
-        near = nearest.of(bus, PART, lambda _: direct_bus.ANY)
+        near = cast(nearest.NearestBus, nearest.of(bus, PART, lambda _: direct_bus.ANY))
         subject = "muster.manage.from.ann.read.ping"
 
         async def ping() -> bytes:
@@ -453,7 +453,7 @@ async def test_a_frozen_peer_costs_the_time_of_a_repetition_once(
         async def linked() -> bool:
             with contextlib.suppress(errors.Unavailable):
                 await ping()
-            return bool(near.links)  # type: ignore[attr-defined]
+            return bool(near.links)
 
         await eventually(linked, timeout_s=20)
         assert await ping() == b"service-1"
@@ -470,7 +470,7 @@ async def test_a_frozen_peer_costs_the_time_of_a_repetition_once(
                 assert await ping() == b"service-2"
                 durations_s.append(time.monotonic() - began_s)
             assert max(durations_s) < 5
-            await eventually(lambda: not near.links, timeout_s=10)  # type: ignore[attr-defined]
+            await eventually(lambda: not near.links, timeout_s=10)
         finally:
             peer.signal(signal.SIGCONT)
 

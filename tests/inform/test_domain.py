@@ -102,7 +102,7 @@ async def test_clients_connect_to_a_node_directly_with_their_rights(tmp_path):
             with pytest.raises(errors.Forbidden):
                 await viewer.put("k", b"forged")
             assert (await viewer.get("k", max_staleness_s=0)).value == b"w"
-            link = nearest.of(vic, protocol.PART, protocol.node_of).links[process._identity]  # type: ignore
+            link = nearest.of(vic, protocol.PART, str).links[process._identity]  # type: ignore
             await asyncio.to_thread(keyring.Keyring.open(made.keys_folder).revoke, "vic")
             assert "revoked" in await asyncio.wait_for(link.ended, 10)
             pid = process.child.pid
@@ -114,7 +114,7 @@ async def test_clients_connect_to_a_node_directly_with_their_rights(tmp_path):
 
 async def _link(contexts: client.InformClient, bus: api.Bus) -> str:
     """The node that the client is connected to, after some reads."""
-    links = nearest.of(bus, protocol.PART, protocol.node_of).links  # type: ignore[attr-defined]
+    links = nearest.of(bus, protocol.PART, str).links  # type: ignore[attr-defined]
 
     async def linked() -> bool:
         await contexts.get("k")

@@ -19,6 +19,7 @@ from typing import Literal
 import msgspec
 
 from muster.bus import api
+from muster.bus.direct import bus as direct_bus
 from muster.bus.direct import nearest
 from muster.bus.rpc import client as rpc_client
 from muster.core import errors
@@ -56,7 +57,7 @@ async def watch(
 class InformClient:
     def __init__(self, bus: api.Bus, *, node: str = protocol.ANY, timeout_s: float = TIMEOUT_S) -> None:
         """``node``: send all requests to this node; by default to any node."""
-        self._bus = nearest.of(bus, protocol.PART, protocol.node_of)
+        self._bus = nearest.of(bus, protocol.PART, _node_of)
         self._node = node
         self._timeout_s = timeout_s
         self._requests = map(f"{uuid.uuid4().hex[:24]}-{{:x}}".format, itertools.count())
@@ -307,6 +308,12 @@ class InformClient:
             self._responsive = protocol.responder_of(message.data)
             self._responsive_until_s = now_s() + AVOID_S if self._responsive else 0.0
         return message
+
+
+def _node_of(subject: str) -> str:
+    """The node that a request is for."""
+    node = subject.split(".", 6)[5]
+    return direct_bus.ANY if node == protocol.ANY else node
 
 
 _ABSENT = errors.Unavailable(

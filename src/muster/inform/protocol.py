@@ -2,6 +2,7 @@
 
     muster.inform.from.<identity>.read.<node|any>.<verb>     read request of a client
     muster.inform.from.<identity>.write.<node|any>.<verb>    write request of a client
+    muster.inform.from.<identity>.read.direct                asks for a node that accepts direct connections
     muster.inform.all.context.<bucket>.<kind>                to the holders of the contexts of a bucket
     muster.inform.all.nodes.<kind>                           to all information nodes
     muster.inform.to.<node>.<kind>                           from node to node
@@ -26,7 +27,6 @@ from typing import Annotated, Any, Generic, Literal, TypeVar, cast
 
 import msgspec
 
-from muster.bus.direct import bus as direct_bus
 from muster.bus.rpc import error_replies
 from muster.core import clock, errors, subjects
 
@@ -412,12 +412,6 @@ def to_node(node: str, kind: str) -> str:
 @functools.lru_cache(1024)
 def request_subject(identity: str, verb: str, node: str = ANY) -> str:
     return subjects.from_identity(PART, identity, "read" if verb in READS else "write", node, verb)
-
-
-def node_of(subject: str) -> str:
-    """The node that a request of a client is for: `direct_bus.ANY` if any may reply."""
-    node = subject.split(".", 6)[5]
-    return direct_bus.ANY if node == ANY else node
 
 
 # Replies.

@@ -24,6 +24,7 @@ A user's record is its JWT; there is no second list that could disagree with it.
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import time
 from collections.abc import Callable, Iterable
@@ -345,10 +346,12 @@ class Keyring:
         states = (path.stat() for path in paths if path.exists())
         return tuple((state.st_ino, state.st_mtime_ns) for state in states)
 
-    def account_version(self) -> object:
-        """Differs when revocations of the domain or permissions of its roles have changed."""
-        state = (self._account(self.domain) / "account.jwt").stat()
-        return state.st_ino, state.st_mtime_ns
+    def account_path(self) -> pathlib.Path:
+        """The document with the revocations of the domain and the permissions of its roles."""
+        return self._account(self.domain) / "account.jwt"
+
+    def account_key(self) -> str:
+        return self._public(self.domain)
 
     def records(
         self, *, domain: str | None = None, prefix: str = ""
@@ -370,26 +373,43 @@ class Keyring:
 
     def check(self, user_jwt: str) -> jwt.JwtClaims:
         """What a broker would decide about this document, with the reason, which brokers do not report."""
-        return self._checked(user_jwt, (SYSTEM, *self.domains()))[0]
+        return self._checked(user_jwt, [self._document(name)[1] for name in (SYSTEM, *self.domains())])[0]
 
-    def limits_of(self, user_jwt: str) -> tuple[jwt.JwtClaims, jwt.UserLimits]:
-        """As `check`, for an identity of this domain, with the permissions that a broker would give it."""
-        claims, account = self._checked(user_jwt, (self.domain,))
-        scopes = {key.key: key for key in account.signing_keys if isinstance(key, jwt.SigningScope)}
+    def limits_of(
+        self, user_jwt: str, account: jwt.JwtClaims | None = None
+    ) -> tuple[jwt.JwtClaims, jwt.UserLimits]:
+        """As `check`, for an identity of this domain, with the permissions that a broker would give it.
+
+        ``account``: another document of the domain (`newest_account`).
+        """
+        claims, account_claims = self._checked(user_jwt, [account or self._document(self.domain)[1]])
+        scopes = {key.key: key for key in account_claims.signing_keys if isinstance(key, jwt.SigningScope)}
         if claims.iss in scopes:
             return claims, roles.filled_in(scopes[claims.iss].template, claims.name)
         assert isinstance(claims.nats, jwt.UserClaims)
         return claims, claims.nats
 
-    def _checked(self, user_jwt: str, domains: Iterable[str]) -> tuple[jwt.JwtClaims, jwt.AccountClaims]:
+    def newest_account(self, copies: Iterable[str]) -> jwt.JwtClaims:
+        """The newest document of the domain's account: the own one, or one of ``copies`` that brokers have
+        stored, if the operator signed it. A copy of the keys learns of revocations from them."""
+        newest = self._document(self.domain)[1]
+        _, operator = _read(self.folder / "operator.jwt", jwt.OperatorClaims)
+        assert isinstance(operator.nats, jwt.OperatorClaims)
+        for document in copies:
+            with contextlib.suppress(errors.MusterError):
+                claims = jwt.verify(document, issuers=operator.nats.signing_keys, now=self._clock())
+                if claims.sub == newest.sub and claims.iat > newest.iat:
+                    newest = claims
+        return newest
+
+    def _checked(
+        self, user_jwt: str, accounts: Iterable[jwt.JwtClaims]
+    ) -> tuple[jwt.JwtClaims, jwt.AccountClaims]:
         claims = jwt.read(user_jwt)
         if not isinstance(claims.nats, jwt.UserClaims):
             raise errors.Unauthorized(f"{claims.name!r} is not a user's document")
-        for domain in domains:
-            _, account = self._document(domain)
-            if account.sub == claims.nats.issuer_account:
-                break
-        else:
+        account = next((account for account in accounts if account.sub == claims.nats.issuer_account), None)
+        if account is None:
             raise errors.Unauthorized(f"{claims.name!r} belongs to an account that is not of this operator")
         assert isinstance(account.nats, jwt.AccountClaims)
         signers = [key if isinstance(key, str) else key.key for key in account.nats.signing_keys]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import time
 from collections.abc import Callable
@@ -25,16 +26,20 @@ class AdmittedIdentity:
 
 
 class PeerAdmission:
-    """``of_roles``: None admits identities of all roles. Its methods block."""
+    """``of_roles``: None admits identities of all roles. ``brokers``: the folder of brokers of this machine,
+    which have revocations that a copy of the keys does not have. Its methods block.
+    """
 
     def __init__(
         self,
         keys: pathlib.Path,
         *,
+        brokers: pathlib.Path | None = None,
         of_roles: tuple[roles.Role, ...] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._keys = keys
+        self._brokers = brokers
         self._of_roles = of_roles
         self._clock = clock
         self._trust: keyring.Keyring | None = None
@@ -46,7 +51,12 @@ class PeerAdmission:
 
     def admit(self, document: str) -> AdmittedIdentity:
         """The rights of the holder of a user's document, whose signature is not checked here."""
-        claims, limits = self._keyring().limits_of(document)
+        trust = self._keyring()
+        copies = []
+        for path in self._copies():
+            with contextlib.suppress(OSError, UnicodeDecodeError):  # its broker is being removed
+                copies.append(path.read_text())
+        claims, limits = trust.limits_of(document, trust.newest_account(copies))
         assert isinstance(claims.nats, jwt.UserClaims)
         role = roles.role_from_tags(claims.nats.tags)
         kinds = limits.allowed_connection_types
@@ -60,7 +70,15 @@ class PeerAdmission:
 
     def version(self) -> object:
         """Differs when revocations or the permissions of roles have changed."""
-        return self._keyring().account_version()
+        paths = (self._keyring().account_path(), *self._copies())
+        states = [path.stat() for path in paths if path.exists()]
+        return [(state.st_ino, state.st_mtime_ns) for state in states]
+
+    def _copies(self) -> list[pathlib.Path]:
+        """The account as brokers have stored it (`muster.bus.brokers.config.BrokerConfig.accounts_path`)."""
+        if self._brokers is None:
+            return []
+        return sorted(self._brokers.glob(f"*/accounts/{self._keyring().account_key()}.jwt"))
 
     def check_answer(self, public_key: str, nonce: str, answer: bytes) -> None:
         credentials.Credentials.check_answer(public_key, nonce, answer)

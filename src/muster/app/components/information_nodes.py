@@ -139,7 +139,7 @@ def _config(
         keys=str(base.keys_folder),
         view=str(view_file(context.folder, identity)),
         zone=base.domain.zone,
-        direct=worker.direct_port(base, settings_.direct_ports, int(identity.rpartition("-")[2])),
+        direct=worker.direct_port(context, settings_.direct_ports, int(identity.rpartition("-")[2])),
         replicas=base.bus.replicas,
         share_per_identity=base.bus.share_per_identity,
         log_file=str(context.folder.logs / f"{identity}.log"),

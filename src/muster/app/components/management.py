@@ -308,7 +308,7 @@ def _worker_config(
         store = msgspec.structs.replace(store, url=f"sqlite:{context.folder.root / path}")
     direct = worker.DirectPort()
     if kind == "manager":
-        direct = worker.direct_port(base_settings, manage_settings.direct_ports, int(rest.rpartition("-")[2]))
+        direct = worker.direct_port(context, manage_settings.direct_ports, int(rest.rpartition("-")[2]))
     return worker.WorkerConfig(
         kind=kind,
         name=identity,

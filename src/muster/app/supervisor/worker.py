@@ -14,7 +14,7 @@ import pathlib
 import signal
 import ssl
 from collections.abc import Callable, Sequence
-from typing import Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import msgspec
 
@@ -48,6 +48,9 @@ from muster.supervision import tasks
 from muster.trust import certificates, credentials, identity_roles, jwt, keyring, peer_admission
 from muster.trust.permissions import roles
 
+if TYPE_CHECKING:
+    from muster.app.components import context as context_
+
 events = log.EventLog("app")
 
 END_S = 5.0
@@ -70,6 +73,7 @@ class DirectPort(msgspec.Struct, frozen=True, kw_only=True):
     port: int | None = None
     host: str = "127.0.0.1"
     names: tuple[str, ...] = ()  # to announce
+    brokers: str = ""  # the folder of this machine's brokers
     cert: str = ""
     cert_key: str = ""
 
@@ -219,10 +223,10 @@ def broker_access(keys: pathlib.Path) -> base.BrokerAccess:
     )
 
 
-def direct_port(base: domain.BaseSettings, ports: Sequence[int], number: int) -> DirectPort:
+def direct_port(context: context_.ComponentContext, ports: Sequence[int], number: int) -> DirectPort:
     """Of process ``number`` of a service, as the settings say. Blocks."""
-    port = listener.port_of(ports, number)
-    if port is None:
+    base, port = context.settings, listener.port_of(ports, number)
+    if port is None or (base.bus.servers and not context.trust.signs):  # it would not learn of revocations
         return DirectPort()
     tls = None
     if not base.bus.servers and base.bus.uses_tls:
@@ -231,6 +235,7 @@ def direct_port(base: domain.BaseSettings, ports: Sequence[int], number: int) ->
         port=port,
         host=base.bus.host,
         names=tuple(addresses.reachable(base.bus)),
+        brokers=str(context.folder.brokers),
         cert=str(tls.cert_file) if tls else "",
         cert_key=str(tls.key_file) if tls else "",
     )
@@ -258,7 +263,11 @@ async def listen(
     try:
         listening = listener.DirectListener(
             bus,
-            peer_admission.PeerAdmission(pathlib.Path(task.keys), of_roles=of_roles),
+            peer_admission.PeerAdmission(
+                pathlib.Path(task.keys),
+                brokers=pathlib.Path(where.brokers) if where.brokers else None,
+                of_roles=of_roles,
+            ),
             access.creds,
             host=where.host,
             port=where.port,

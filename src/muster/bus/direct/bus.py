@@ -163,7 +163,7 @@ class DirectBus:
             events.warning("message-refused", reason=reason, peer=over.identity, subject=frame.subject[:200])
         self.refused[reason] += 1
         now_s = asyncio.get_running_loop().time()
-        if self._admission.is_over(over.identity, now_s):
+        if self._admission.wait_s(over.identity, now_s):
             over.close(f"too many messages that it may not send or that have no handler here ({reason})")
             return
         self._admission.charge(over.identity, admission.REQUEST, now_s)

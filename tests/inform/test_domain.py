@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -14,7 +15,7 @@ from muster.app import settings as app_settings
 from muster.app.components import factories
 from muster.app.components import information_nodes as part
 from muster.bus import api
-from muster.bus.direct import nearest
+from muster.bus.direct import link, nearest
 from muster.core import errors, health
 from muster.core.settings import loader
 from muster.inform import client, protocol, service_entries
@@ -102,19 +103,24 @@ async def test_clients_connect_to_a_node_directly_with_their_rights(tmp_path):
             with pytest.raises(errors.Forbidden):
                 await viewer.put("k", b"forged")
             assert (await viewer.get("k", max_staleness_s=0)).value == b"w"
-            link = nearest.of(vic, protocol.PART, str).links[process._identity]  # type: ignore
+            revoked = _links(vic)[process._identity]
             await asyncio.to_thread(keyring.Keyring.open(made.keys_folder).revoke, "vic")
-            assert "revoked" in await asyncio.wait_for(link.ended, 10)
+            assert "revoked" in await asyncio.wait_for(revoked.ended, 10)
             pid = process.child.pid
+            assert pid is not None
             os.kill(pid, signal.SIGKILL)
             assert (await contexts.get("k")).value == b"w"
             await eventually(lambda: process.child.pid not in (None, pid) and process.ready.is_set())
             assert await _link(contexts, ann) == process._identity
 
 
+def _links(bus: api.Bus) -> dict[str, link.DirectLink]:
+    return cast(nearest.NearestBus, nearest.of(bus, protocol.PART, str)).links
+
+
 async def _link(contexts: client.InformClient, bus: api.Bus) -> str:
     """The node that the client is connected to, after some reads."""
-    links = nearest.of(bus, protocol.PART, str).links  # type: ignore[attr-defined]
+    links = _links(bus)
 
     async def linked() -> bool:
         await contexts.get("k")

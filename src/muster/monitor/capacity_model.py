@@ -40,6 +40,7 @@ class CostParameters(msgspec.Struct, frozen=True, kw_only=True):
     out_row_s: float = 0.0
 
 
+TOLERANCE = 0.2  # of the measured time, by which a prediction may differ
 PAPER = CostParameters(
     message_s=0.0675, row_s=0.005, out_message_s=0.01, out_row_s=0.001
 )  # XML; inferred, see above
@@ -137,8 +138,8 @@ def queue_s(service_s: float, load: float) -> float:
     return service_s * (1 + load / (2 * (1 - load)))
 
 
-def capacity(hierarchy: Hierarchy, *, load_max: float = 1.0, machines_max: float = math.inf) -> int:
-    """The maximum number of machines: the root gets more senders until a level exceeds ``load_max``.
+def capacity(hierarchy: Hierarchy, *, machines_max: float = math.inf) -> int:
+    """The maximum number of machines: the root gets more senders until a level is fully loaded.
 
     ``machines_max``: the limit of a channel's memory, for a root that is a channel.
     """
@@ -147,7 +148,7 @@ def capacity(hierarchy: Hierarchy, *, load_max: float = 1.0, machines_max: float
     def fits(senders: int) -> bool:
         *lower, root = hierarchy.levels
         grown = replace(hierarchy, levels=(*lower, replace(root, senders=senders)))
-        loads_fit = all(level.load <= load_max for level in figures(grown).levels)
+        loads_fit = all(level.load <= 1 for level in figures(grown).levels)
         return loads_fit and senders * below <= machines_max
 
     return largest(fits) * below
@@ -199,13 +200,13 @@ class ModelCheck:
     holds: bool
 
 
-def check(predicted_s: float, ages_s: Sequence[float], *, tolerance: float = 0.2) -> ModelCheck:
-    """Compare the predicted worst case with the oldest measured report, within ``tolerance``."""
+def check(predicted_s: float, ages_s: Sequence[float]) -> ModelCheck:
+    """Compare the predicted worst case with the oldest measured report, within `TOLERANCE`."""
     if not ages_s:
         raise errors.InvalidInput("there are no measurements")
     worst_s = max(ages_s)
     ratio = predicted_s / worst_s if worst_s > 0 else math.inf
-    return ModelCheck(predicted_s, worst_s, ratio, abs(predicted_s - worst_s) <= tolerance * worst_s)
+    return ModelCheck(predicted_s, worst_s, ratio, abs(predicted_s - worst_s) <= TOLERANCE * worst_s)
 
 
 def fit(points: Sequence[tuple[float, float, float]]) -> CostParameters:

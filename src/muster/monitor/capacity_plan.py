@@ -222,12 +222,11 @@ def trade_off(
     *,
     staleness_s: Iterable[float] = STALENESS_S,
     sizes: Iterable[int] = SIZES,
-    depths: Iterable[int] = DEPTHS,
 ) -> list[TradeOff]:
     """The best period and trigger for each combination, by the number of machines."""
     return [
         _best(replace(planner, metrics=metrics), limit_s, depth)
-        for metrics, depth, limit_s in itertools.product(sizes, depths, staleness_s)
+        for metrics, depth, limit_s in itertools.product(sizes, DEPTHS, staleness_s)
     ]
 
 

@@ -14,9 +14,6 @@ from muster.app.export import activity_export
 from muster.app.export import settings as export_settings
 from muster.core import messages
 from muster.core.formats import syslog
-from muster.core.settings import sections
-
-doc = sections.field_doc
 
 CONNECT_S = 10.0
 

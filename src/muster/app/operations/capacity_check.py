@@ -75,17 +75,19 @@ async def check(bus: api.Bus, *, window_s: float = 60.0, pipeline: str = "pipeli
     return _checked(stages, (read - made_s)[known], len(steady))
 
 
+SLACK = 1.25  # of the trigger, between the newest message of a batch and the beginning of the next one
+
 Steady = tuple[
     float, protocol.BatchProgress
 ]  # a batch, and when the newest message of the previous one was stored
 
 
-def steady_batches(batches: Sequence[protocol.BatchProgress], *, slack: float = 1.25) -> list[Steady]:
+def steady_batches(batches: Sequence[protocol.BatchProgress]) -> list[Steady]:
     """Batches that read no more than what arrived between two triggers."""
     steady = []
     for before, batch in itertools.pairwise(batches):
         began_s = batch.at_ms / 1000 - batch.batch_s
-        if batch.batch == before.batch + 1 and began_s - before.newest_ms / 1000 <= slack * batch.trigger_s:
+        if batch.batch == before.batch + 1 and began_s - before.newest_ms / 1000 <= SLACK * batch.trigger_s:
             steady.append((before.newest_ms / 1000, batch))
     return steady
 

@@ -57,9 +57,7 @@ def regression(before: StreamMark | None, now: StreamMark) -> str:
     return ""
 
 
-async def missing_sequences(
-    bus: client.NatsBus, name: str, *, bytes_per_s: float = READ_BYTES_PER_S
-) -> list[tuple[int, int]]:
+async def missing_sequences(bus: client.NatsBus, name: str) -> list[tuple[int, int]]:
     """Sequences that should be readable and are not. Reads the complete stream, from any of its replicas."""
     stream = await bus.open_stream(name)
     state = await stream.state()
@@ -71,7 +69,7 @@ async def missing_sequences(
                 if message.sequence > expected:
                     gaps.append((expected, message.sequence - 1))
                 expected = message.sequence + 1
-                await asyncio.sleep(len(message.data) / bytes_per_s)
+                await asyncio.sleep(len(message.data) / READ_BYTES_PER_S)
         except errors.Dropped as dropped:  # the oldest were removed during the read
             expected = dropped.last + 1
             continue

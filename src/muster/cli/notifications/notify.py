@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from muster.notify import protocol, rows
     from muster.predicates import types
 
-T = TypeVar("T")
 
 _RECEIVER = ("receiver", "model", "state", "policy", "delivery?")
 

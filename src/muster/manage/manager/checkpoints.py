@@ -10,10 +10,7 @@ from collections.abc import Callable, Collection
 from muster.bus import api
 from muster.bus.rpc import client
 from muster.core import errors, messages
-from muster.core.telemetry import log
 from muster.manage import protocol
-
-events = log.EventLog("manage")
 
 EVERY_S = 0.2
 MAX = 500  # resources in one message

@@ -18,10 +18,7 @@ from collections.abc import Callable
 from muster.bus import api
 from muster.bus.rpc import client
 from muster.core import errors, messages
-from muster.core.telemetry import log
 from muster.manage import protocol
-
-events = log.EventLog("manage")
 
 FIRST_TTL_S = 6.0
 REPEAT_S = 0.5  # without a reply: another registry may act by then

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 EVENTS_LISTED = 10_000  # in a result: the newest
+COVERED = 0.8  # of the accesses to a key, by the zones that get its replicas
 DEMANDS_LISTED = 100_000  # pairs of a key and a zone
 
 _STRING, _FLOAT, _INT = (types.parse_type(name) for name in ("string", "float", "int"))
@@ -166,7 +167,6 @@ def demand(
     root: storage.Root,
     *,
     prefix: str = "reads.",
-    covered: float = 0.8,
     most: int = 3,
     from_ms: int | None = None,
     to_ms: int | None = None,
@@ -184,7 +184,7 @@ def demand(
         demands.setdefault(row["name"].removeprefix(prefix), {})[row["zone"]] = float(row["n"])
     return sorted(
         (
-            ContextDemand(key, sum(zones.values()), zones, replica_zones(zones, covered, most))
+            ContextDemand(key, sum(zones.values()), zones, replica_zones(zones, COVERED, most))
             for key, zones in demands.items()
         ),
         key=lambda item: (-item.total, item.key),

@@ -65,7 +65,6 @@ UNREADABLE = (
 
 CHANNELS_MAX = 10_000  # that send summaries, tracked by one shard
 
-Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
 SCOPES = ("group", "zone")
 

@@ -24,8 +24,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from muster.core import errors
 from muster.core.net import hosts
 from muster.core.telemetry import log
-from muster.trust.login import attempt_log, passwords
-from muster.trust.login import throttle as throttle_
+from muster.trust.login import attempt_log, passwords, throttle
 
 CHECKS_MAX = 2
 WAITING_OF_ADDRESS_MAX = 64
@@ -44,12 +43,11 @@ class PasswordChecker:
         self,
         known: passwords.PasswordStore,
         *,
-        throttle: throttle_.LoginThrottle | None = None,
         on_failure: OnFailure | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._known = known
-        self._throttle = throttle or throttle_.LoginThrottle()
+        self._throttle = throttle.LoginThrottle()
         self._log = attempt_log.AttemptLog(known.attempts)
         self._following = asyncio.Lock()
         self._on_failure = on_failure
@@ -162,10 +160,10 @@ class PasswordChecker:
             for attempt in attempts:
                 self._throttle.count(attempt)
 
-    async def _count(self, attempt: throttle_.LoginAttempt | None) -> None:
+    async def _count(self, attempt: throttle.LoginAttempt | None) -> None:
         if attempt is None:
             return
-        counts_s, known_s = self._throttle.budgets.forget_s, throttle_.KNOWN_S
+        counts_s, known_s = self._throttle.budgets.forget_s, throttle.KNOWN_S
         try:
             await asyncio.to_thread(
                 self._log.append, attempt, attempt.at_s - counts_s, attempt.at_s - known_s
@@ -176,7 +174,7 @@ class PasswordChecker:
 
     async def _failed(self, name: str, address: str) -> None:
         if self._on_failure is not None:
-            await self._on_failure(name[: throttle_.ACCOUNT_LENGTH_MAX], address)
+            await self._on_failure(name[: throttle.ACCOUNT_LENGTH_MAX], address)
 
     # SCRAM.
 

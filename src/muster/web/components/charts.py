@@ -30,14 +30,14 @@ class ChartLine:
     look: str = "line-1"
 
 
-def lines(series: Sequence[ChartLine], *, label: str, unit: str = "", least: float = 0.0) -> Markup:
+def lines(series: Sequence[ChartLine], *, label: str, unit: str = "") -> Markup:
     """A line chart over time. Gaps are shown as gaps."""
     series = [line for line in series if any(_is_known(y) for _, y in line.points)]
     known = [(x, y) for line in series for x, y in line.points if y is not None and math.isfinite(y)]
     if len({x for x, _ in known}) < 2:
         return widgets.empty("Not enough data yet.", "Points appear when measurements arrive.")
     low_x, high_x = min(x for x, _ in known), max(x for x, _ in known)
-    high_y = _nice(max(max(y for _, y in known), least))
+    high_y = _nice(max(y for _, y in known))
     span_x = max(high_x - low_x, 1e-9)
 
     def place(x: float, y: float) -> str:

@@ -26,6 +26,7 @@ from muster.web.data import rows as rows_
 
 ROWS_MAX = 500_000
 PENDING_MIN, PENDING_MAX = 10_000, 200_000
+RATE_S = 10  # over which the rate of reports is measured
 AGES_KEPT = 600  # seconds of measured staleness
 METRICS = ("cpu_percent", "memory_percent", "load_1m", "disk_percent")
 
@@ -98,9 +99,9 @@ class LatestReports:
     def seconds(self) -> list[ArrivalSecond]:
         return list(self._ages)
 
-    def rows_per_s(self, *, over_s: int = 10) -> float:
+    def rows_per_s(self) -> float:
         now_s = int(time.time())
-        return sum(second.rows for second in self._ages if now_s - over_s <= second.at_s < now_s) / over_s
+        return sum(second.rows for second in self._ages if now_s - RATE_S <= second.at_s < now_s) / RATE_S
 
     async def table(self) -> pa.Table:
         """One row per machine."""

@@ -25,7 +25,6 @@ Cursor = Annotated[
     str, Query(max_length=4096, description="`next` of the previous response; empty: from the beginning.")
 ]
 Where = Annotated[str, Query(max_length=4096, description="A predicate that selects items. Empty: all.")]
-TimeMs = Annotated[int, Query(ge=0, le=(1 << 53) - 1, description="Milliseconds since 1970.")]
 ResourceName = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,128}$", description="Name of a resource.")]
 IfMatch = Annotated[
     str | None,

@@ -21,7 +21,6 @@ from muster.web.rest.resources import StrictBody
 router = base.router("messages")
 
 Queue = Annotated[str, Path(min_length=1, max_length=256)]
-Destination = Annotated[str, Query(max_length=300, description="`queue:NAME` or a topic; empty: all.")]
 Selector = Annotated[str, Query(max_length=4096, description="A JMS selector; empty: all.")]
 
 

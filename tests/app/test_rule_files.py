@@ -12,7 +12,7 @@ from muster.core import errors
 from muster.core.settings import loader
 
 RULES = "rules: [{name: hot, scope: node, when: cpu_percent > 95, notify: [team]}]\n"
-RECEIVERS = "receivers: {team: {mail: [ann@example.org]}}\n"
+CONTACTS = "contacts: {team: {mail: [ann@example.org]}}\n"
 RESPONSES = 'responses: [{alert: hot, event: command, to: "host = {name}"}]\n'
 REACTIONS = "reactions: [{where: type = 'process', model: Server, policy: command, operations: [restart]}]\n"
 
@@ -31,7 +31,7 @@ def load(folder: Path, **texts: str) -> app_settings.Settings:
 
 
 def test_valid_files_are_listed(tmp_path: Path):
-    settings = load(tmp_path, rules=RULES + RECEIVERS, responses=RESPONSES, reactions=REACTIONS)
+    settings = load(tmp_path, rules=RULES + CONTACTS, responses=RESPONSES, reactions=REACTIONS)
     names = [Path(name).name for name in rule_files.check(settings)]
     assert names == ["rules.yaml", "responses.yaml", "reactions.yaml"]
     assert rule_files.check(load(tmp_path)) == []
@@ -41,7 +41,7 @@ def test_valid_files_are_listed(tmp_path: Path):
     ("name", "text", "error"),
     [
         ("rules", RULES, "notifies 'team', which is not defined"),
-        ("rules", RULES.replace("node", "nde") + RECEIVERS, "scope"),
+        ("rules", RULES.replace("node", "nde") + CONTACTS, "scope"),
         ("responses", "responses: [{alert: hot}]", "responses.yaml: not a file of responses"),
         ("reactions", REACTIONS.replace("type =", "type = ="), "reactions.yaml: reaction 1: where"),
     ],

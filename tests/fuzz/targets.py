@@ -165,11 +165,11 @@ def manifest_file(data: bytes) -> None:
 
 @target(
     "rules:\n  - {name: hot, scope: node, when: cpu_percent > 95, for: 30s}\n",
-    "receivers: {a: {mail: [a@b.c]}}",
+    "contacts: {a: {mail: [a@b.c]}}",
 )
 def rule_file(data: bytes) -> None:
     attempt(rules.parse, text_of(data))
-    notifications.parse_contacts(text_of(data), "receivers")
+    notifications.parse_contacts(text_of(data), "contacts")
 
 
 @target('responses:\n  - {alert: hot, event: command, to: "host = {name}", content: {operation: restart}}\n')

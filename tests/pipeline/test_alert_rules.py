@@ -39,7 +39,7 @@ def states(outcome: tracker.AlertUpdates) -> list[str]:
 
 
 def notices(outcome: tracker.AlertUpdates) -> list[tuple[str, tuple[str, ...]]]:
-    return [(notice.alert.state.value, notice.receivers) for notice in outcome.notifications]
+    return [(notice.alert.state.value, notice.contacts) for notice in outcome.notifications]
 
 
 def silence(id: str = "s", covers: str = "TRUE", from_ms: int = 0, until_ms: int = 100) -> tracker.Silence:
@@ -170,7 +170,7 @@ def test_which_rules_are_true_of_what_is_known_whatever_their_alerts_do():
 # Notices.
 
 
-def test_receivers_are_notified_when_an_alert_fires_and_when_it_ends():
+def test_contacts_are_notified_when_an_alert_fires_and_when_it_ends():
     book = make_book()
     assert notices(book.apply([say("down", "group:x", True, 0)], 0)) == [("firing", ("team", "boss"))]
     assert notices(book.acknowledge("down", "group:x", "ann", 1)) == []
@@ -439,7 +439,7 @@ def test_the_end_of_an_alert_has_the_identity_and_the_contacts_of_its_beginning(
     later = tracker.AlertTracker(known, restored)
     (ended,) = later.apply([tracker.RuleVerdict("down", "group:x", False, 20, 0.0, group)], 20).notifications
     assert ended.alert.state is AlertState.RESOLVED
-    assert ended.receivers == fired.receivers
+    assert ended.contacts == fired.contacts
     bodies = [
         msgspec.json.decode(webhooks.body("alertmanager-api", None, "team", sent, str))
         for sent in (fired, ended)
@@ -460,7 +460,7 @@ def test_a_firing_alert_keeps_its_identity_and_the_next_one_has_that_of_the_rule
     assert notices(later.tick(60)) == [("firing", DOWN.notify)]
     later.apply([say("down", "group:x", False, 100)], 100)
     (again,) = later.apply([tracker.RuleVerdict("down", "group:x", True, 200, 7.0, "y")], 300).notifications
-    assert again.receivers == EDITED.notify
+    assert again.contacts == EDITED.notify
     assert (again.alert.severity, again.alert.labels) == (EDITED.severity, {"team": "db", "group": "y"})
 
 
@@ -480,9 +480,9 @@ def test_alerts_of_a_rule_that_was_removed_or_has_another_scope_end_once_and_con
             ("hot", "resolved", 200_000),
             ("quiet", "resolved", 200_000),
         }
-        assert [
-            (notification.alert.rule, notification.receivers) for notification in ended.notifications
-        ] == [("hot", HOT.notify)]
+        assert [(notification.alert.rule, notification.contacts) for notification in ended.notifications] == [
+            ("hot", HOT.notify)
+        ]
         assert later.tick(200_000).alerts
         assert not later.tick(300_000).alerts
         assert not later.state().entries

@@ -37,7 +37,7 @@ def test_an_alert_fires_after_its_duration_and_is_notified_twice():
     assert states(alert_tracker.tick(29_999)) == []
     fired = restarted(alert_tracker).tick(30_000)
     assert states(fired) == ["firing"]
-    assert fired.notifications[0].receivers == ("team",)
+    assert fired.notifications[0].contacts == ("team",)
     alert_tracker.tick(30_000)
     ended = alert_tracker.apply(say(False, 50), 50_000)
     assert states(ended) == ["resolved"]

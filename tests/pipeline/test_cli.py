@@ -211,9 +211,9 @@ async def test_the_command_tests_a_receiver_and_fails_if_it_cannot_be_notified(b
         await client.connect([broker.url], identity="pipeline") as bus,
     ):
         urls = {"team": f"http://127.0.0.1:{port}/", "gone": "http://127.0.0.1:1/"}
-        receivers = "".join(f"  {name}: {{webhook: '{url}'}}\n" for name, url in urls.items())
+        contacts = "".join(f"  {name}: {{webhook: '{url}'}}\n" for name, url in urls.items())
         rules = tmp_path / "rules.yaml"
-        rules.write_text(f"rules: []\nreceivers:\n{receivers}")
+        rules.write_text(f"rules: []\ncontacts:\n{contacts}")
         pipeline_settings = settings.PipelineSettings(
             rules=str(rules), operators=("*",), trigger_s=60.0, webhooks_allowed=tuple(urls.values())
         )

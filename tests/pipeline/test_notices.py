@@ -49,8 +49,8 @@ async def serving(handle):
 
 
 @contextlib.asynccontextmanager
-async def sending(receiver: notifications.AlertContact, pipeline_settings: settings.PipelineSettings, **more):
-    sender = notifications.AlertNotificationSender({"team": receiver}, pipeline_settings, **more)
+async def sending(contact: notifications.AlertContact, pipeline_settings: settings.PipelineSettings, **more):
+    sender = notifications.AlertNotificationSender({"team": contact}, pipeline_settings, **more)
     task = asyncio.create_task(sender.run(lambda: None))
     try:
         yield sender
@@ -72,8 +72,8 @@ async def test_a_webhook_gets_the_alert_and_is_asked_again_when_it_fails(monkeyp
         await writer.drain()
 
     async with serving(handle) as port:
-        receiver = notifications.AlertContact(webhook=f"http://127.0.0.1:{port}/web")
-        async with sending(receiver, settings.PipelineSettings()) as sender:
+        contact = notifications.AlertContact(webhook=f"http://127.0.0.1:{port}/web")
+        async with sending(contact, settings.PipelineSettings()) as sender:
             sender.add(NOTICE)
             sender.add(NOTICE)  # once is enough
             await eventually(lambda: not sender.unsent() and sender.sent)
@@ -120,9 +120,9 @@ async def test_mail_contains_the_reason_and_its_headers_cannot_be_forged():
     assert recipients == ["rcpt to:<ann@example.org>"]
 
 
-def notice(number: int, state: AlertState = AlertState.FIRING, *receivers: str) -> tracker.AlertNotification:
+def notice(number: int, state: AlertState = AlertState.FIRING, *contacts: str) -> tracker.AlertNotification:
     alert = msgspec.structs.replace(ALERT, about=f"node:{number}", state=state)
-    return tracker.AlertNotification(alert, receivers or ("team",))
+    return tracker.AlertNotification(alert, contacts or ("team",))
 
 
 async def test_a_full_queue_drops_and_counts_new_alerts_but_takes_their_ends(monkeypatch):
@@ -173,9 +173,9 @@ class Transport:
         self.sent.append((to, alert.about, alert.state.value))
 
     async def post(
-        self, name: str, receiver: notifications.AlertContact, sent: tracker.AlertNotification
+        self, name: str, contact: notifications.AlertContact, sent: tracker.AlertNotification
     ) -> None:
-        self.send(str(receiver.webhook), sent)
+        self.send(str(contact.webhook), sent)
 
     def mail(self, addresses: tuple[str, ...], sent: tracker.AlertNotification, _: object) -> None:
         self.send(addresses[0], sent)
@@ -231,14 +231,14 @@ async def test_after_a_restart_no_contact_gets_an_end_before_its_beginning(monke
     sender = notifications.AlertNotificationSender(contacts, settings.PipelineSettings())
     task = asyncio.create_task(sender.run(lambda: None))
     sender.add(notice(1, AlertState.FIRING, *contacts))
-    await eventually(lambda: [sent.receivers for sent in sender.unsent()] == [("late",)])
+    await eventually(lambda: [sent.contacts for sent in sender.unsent()] == [("late",)])
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     sender.add(notice(1, AlertState.RESOLVED, *contacts))  # the process ends before it is sent
     later = notifications.AlertNotificationSender(
         contacts, settings.PipelineSettings(), unsent=sender.unsent()
     )
-    states = [sent.alert.state.value for sent in later.unsent() if sent.receivers == ("late",)]
+    states = [sent.alert.state.value for sent in later.unsent() if sent.contacts == ("late",)]
     assert states == ["firing", "resolved"]
 
 
@@ -265,7 +265,7 @@ async def test_a_receiver_that_does_not_answer_delays_no_other(monkeypatch):
     sender = notifications.AlertNotificationSender(contacts, settings.PipelineSettings())
     task = asyncio.create_task(sender.run(lambda: None))
     sender.add(notice(1, AlertState.FIRING, "silent", "team"))
-    await eventually(lambda: [notification.receivers for notification in sender.unsent()] == [("silent",)])
+    await eventually(lambda: [notification.contacts for notification in sender.unsent()] == [("silent",)])
     silent.set()
     await eventually(lambda: not sender.unsent())
     task.cancel()

@@ -146,7 +146,7 @@ async def test_a_contact_that_does_not_accept_notifications_raises_an_alert(brok
     rules = tmp_path / "rules.yaml"
     rules.write_text(
         "rules:\n  - {name: down, scope: group, when: reports = 0, notify: [team]}\n"
-        'receivers: {team: {webhook: "https://hooks.example/web"}}\n'
+        'contacts: {team: {webhook: "https://hooks.example/web"}}\n'
     )
     allowed = settings.PipelineSettings(rules=str(rules), webhooks_allowed=("https://hooks.example",))
     async with await client.connect([broker.url], identity="pipeline") as bus:

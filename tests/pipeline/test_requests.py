@@ -95,32 +95,32 @@ async def test_a_test_notification_is_marked_ends_and_reports_the_status(broker,
         ask = client.PipelineClient(user)
         sender.settings = settings.PipelineSettings(mail_server="127.0.0.1:1", mail_security="off")
         url = f"http://127.0.0.1:{port}/"
-        sender.receivers = {
+        sender.contacts = {
             "team": notifications.AlertContact(webhook=url, body={"text": "{state} {summary} {labels.test}"}),
             "mail": notifications.AlertContact(mail=("ann@example.org",)),
         }
-        assert await ask.test_receiver("team") == [tracker.DeliveryResult("webhook", "sent", status=202)]
-        text = "TEST: ann tests the receiver team; nothing is wrong true"
+        assert await ask.test_contact("team") == [tracker.DeliveryResult("webhook", "sent", status=202)]
+        text = "TEST: ann tests the contact team; nothing is wrong true"
         assert [msgspec.json.decode(body)["text"] for body in bodies] == [
             f"firing {text}",
             f"resolved {text}",
         ]
-        (refused,) = await ask.test_receiver("team")
+        (refused,) = await ask.test_contact("team")
         assert refused == tracker.DeliveryResult(
             "webhook", "failed", status=403, reason="the webhook returned HTTP status 403"
         )
         assert len(bodies) == 3, "the end of what did not begin is not sent"
-        (unended,) = await ask.test_receiver("team")
+        (unended,) = await ask.test_contact("team")
         assert (unended.outcome, unended.status) == ("failed", 500)
-        (unsent,) = await ask.test_receiver("mail")
+        (unsent,) = await ask.test_contact("mail")
         assert (unsent.transport, unsent.outcome, unsent.status) == ("mail", "failed", None)
         assert "refused" in unsent.reason
-        with pytest.raises(errors.NotFound, match="no receiver 'taem'") as caught:
-            await ask.test_receiver("taem")
+        with pytest.raises(errors.NotFound, match="no contact 'taem'") as caught:
+            await ask.test_contact("taem")
         assert str(caught.value.hint).endswith(": mail, team")
         async with await bus_client.connect([broker.url], identity="eve") as eve:
             with pytest.raises(errors.Forbidden, match="eve may not test"):
-                await client.PipelineClient(eve).test_receiver("team")
+                await client.PipelineClient(eve).test_contact("team")
         stream = await user.open_stream(messages.DECISIONS_STREAM)
         lines = [messages.decode(message.data, messages.Decision) async for message in stream.read(1)]
         assert [(line.who, line.what, line.target, line.outcome.value) for line in lines] == [

@@ -1,4 +1,4 @@
-"""Rules in YAML, and the receivers they name."""
+"""Rules in YAML, and the contacts they name."""
 
 import pytest
 
@@ -66,7 +66,7 @@ def test_a_wrong_rule_is_refused_with_what_is_wrong(text, fault):
 
 
 @pytest.mark.parametrize(
-    "receiver",
+    "contact",
     [
         notifications.AlertContact(webhook="https://evil.example/x"),
         notifications.AlertContact(webhook="https://hooks.example.evil.example/web"),
@@ -79,14 +79,14 @@ def test_a_wrong_rule_is_refused_with_what_is_wrong(text, fault):
         notifications.AlertContact(mail=("ann@example.org\nBcc: eve@evil.example",)),
     ],
 )
-def test_notices_go_to_allowed_addresses_only(receiver):
+def test_notices_go_to_allowed_addresses_only(contact):
     pipeline_settings = settings.PipelineSettings(
         webhooks_allowed=("https://hooks.example/web",),
         mail_allowed=("@example.org",),
         mail_server="127.0.0.1:25",
     )
     with pytest.raises(errors.InvalidInput, match="not allowed"):
-        notifications.refuse_forbidden("x", receiver, pipeline_settings)
+        notifications.refuse_forbidden("x", contact, pipeline_settings)
 
 
 def test_allowed_addresses_pass():
@@ -97,3 +97,11 @@ def test_allowed_addresses_pass():
     )
     good = notifications.AlertContact(webhook="https://hooks.example/web/7", mail=("ann@example.org",))
     notifications.refuse_forbidden("x", good, pipeline_settings)
+
+
+@pytest.mark.parametrize("key", ["contacts", "receivers"])
+def test_contacts_are_read_from_files_of_the_previous_version_too(key):
+    contacts = notifications.parse_contacts(f"{key}: {{team: {{mail: [ann@example.org]}}}}", "rules.yaml")
+    assert contacts["team"].mail == ("ann@example.org",)
+    with pytest.raises(errors.InvalidInput, match="contacts"):
+        notifications.parse_contacts(f"{key}: {{team: {{fax: 1}}}}", "rules.yaml")

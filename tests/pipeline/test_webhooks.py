@@ -144,14 +144,14 @@ async def test_a_request_has_the_headers_and_the_body_of_its_receiver(
 def test_the_examples_of_the_guide_are_accepted_and_have_the_forms_of_their_services():
     (text,) = re.findall(r"```yaml\n(.*?)```", GUIDE.read_text(), re.DOTALL)
     (rule,) = rules.parse(text)
-    receivers = notifications.parse_contacts(text, "guide")
-    assert set(rule.notify) == receivers.keys() == yaml.safe_load(text)["receivers"].keys()
+    contacts = notifications.parse_contacts(text, "guide")
+    assert set(rule.notify) == contacts.keys() == yaml.safe_load(text)["contacts"].keys()
     bodies = {
-        name: made(receiver.format, receiver.body) for name, receiver in receivers.items() if receiver.webhook
+        name: made(contact.format, contact.body) for name, contact in contacts.items() if contact.webhook
     }
-    for receiver in receivers.values():
-        webhooks.headers(receiver.headers, secret)
-        webhooks.check(receiver.body, secret)
+    for contact in contacts.values():
+        webhooks.headers(contact.headers, secret)
+        webhooks.check(contact.body, secret)
     assert bodies["slack"].keys() == {"text"}
     (attachment,) = bodies["teams"]["attachments"]
     assert attachment["content"]["type"] == "AdaptiveCard"

@@ -47,7 +47,7 @@ def _tables(name: str) -> Iterator[str]:
             yield from _table("A topology", topologies.Topology)
         case "rules":
             yield from _table("A rule", rules.AlertRule, renamed={"for_s": "for"})
-            yield from _table("A receiver of notifications", notifications.AlertContact)
+            yield from _table("A contact", notifications.AlertContact)
         case "responses":
             yield from _table("A response", response_rules.ResponseSpec)
         case "reactions":

@@ -21,10 +21,10 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 class RuleFile(msgspec.Struct, frozen=True):
-    """A file of alert rules, and of the receivers of their notifications."""
+    """A file of alert rules, and of the contacts that they notify."""
 
     rules: tuple[rules.AlertRule, ...] = ()
-    receivers: dict[str, notifications.AlertContact] = {}
+    contacts: dict[str, notifications.AlertContact] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def _check_manifest(text: str) -> object:
 
 
 def _check_rules(text: str) -> object:
-    return rules.parse(text), notifications.parse_contacts(text, "receivers")
+    return rules.parse(text), notifications.parse_contacts(text, "contacts")
 
 
 MANIFEST = """\
@@ -115,7 +115,7 @@ rules:
     scope: group
     only: [web, db]              # also if they never reported
     when: reports = 0
-receivers:
+contacts:
   team-web:                      # a template for Slack; its address is a secret
     webhook: {secret: "file:/run/keys/slack-url"}
     body: {text: "*{severity}* {summary} ({about}, {state})"}

@@ -20,7 +20,7 @@ from muster.pipeline.alerts import tracker
 
 M = TypeVar("M", bound=messages.WireMessage)
 TIMEOUT_S = 10.0
-TEST_TIMEOUT_S = 45.0  # longer than the pipeline waits for a receiver
+TEST_TIMEOUT_S = 45.0  # longer than the pipeline waits for a contact
 
 
 class PipelineClient:
@@ -103,8 +103,8 @@ class PipelineClient:
         silences = [msgspec.convert(row, tracker.Silence) async for row in self._pages("silences")]
         return sorted(silences, key=lambda silence: silence.until_ms)
 
-    async def test_receiver(self, name: str) -> list[tracker.DeliveryResult]:
-        """Send a test notification to a receiver of alerts: a result for its webhook and for its mail."""
+    async def test_contact(self, name: str) -> list[tracker.DeliveryResult]:
+        """Send a test notification to a contact of alerts: a result for its webhook and for its mail."""
         rows = await self._call(protocol.request, "test", timeout_s=TEST_TIMEOUT_S, receiver=name)
         return msgspec.convert(rows, list[tracker.DeliveryResult])
 

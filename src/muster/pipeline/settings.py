@@ -99,7 +99,7 @@ class PipelineSettings(sections.SettingsSection, frozen=True, kw_only=True):
         "cpu_percent",
         "memory_percent",
     )
-    rules: Annotated[sections.FilePath, doc("The file with alert rules and receivers. Empty: none.")] = ""
+    rules: Annotated[sections.FilePath, doc("The file with alert rules and contacts. Empty: none.")] = ""
     max_messages: Annotated[
         int,
         doc(

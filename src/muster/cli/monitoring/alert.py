@@ -1,4 +1,4 @@
-"""``muster alert``: list, acknowledge, resolve and silence alerts, and test their receivers."""
+"""``muster alert``: list, acknowledge, resolve and silence alerts, and test their contacts."""
 
 from __future__ import annotations
 
@@ -209,16 +209,16 @@ def silences(invocation: command.Invocation, to: connection.ConnectionOptions) -
         ("muster alert test team -o json", ""),
     ],
 )
-@click.argument("receiver")
+@click.argument("contact")
 @connection.options
 @command.pass_invocation
-def test_(invocation: command.Invocation, receiver: str, to: connection.ConnectionOptions) -> None:
-    """Send a test notification to RECEIVER, a contact in the file of alert rules.
+def test_(invocation: command.Invocation, contact: str, to: connection.ConnectionOptions) -> None:
+    """Send a test notification to CONTACT, a contact in the file of alert rules.
 
-    The running pipeline sends it, marked as a test, with the secrets and templates of the receiver. A webhook
+    The running pipeline sends it, marked as a test, with the secrets and templates of the contact. A webhook
     is also notified that the test alert has ended.
     """
-    results = _with(invocation, to, lambda ask: ask.test_receiver(receiver))
+    results = _with(invocation, to, lambda ask: ask.test_contact(contact))
     invocation.printer.rows(results, ("transport", "outcome", "status", "reason"))
     if any(result.outcome != "sent" for result in results):
         raise click.exceptions.Exit(1)

@@ -1,6 +1,6 @@
 """Alert notifications to contacts by webhook and mail, to allowed addresses only.
 
-    receivers:
+    contacts:
       team-web: {webhook: "https://hooks.example/web"}
       on-call:  {mail: [ann@example.org]}
 
@@ -46,6 +46,7 @@ doc = sections.field_doc
 FIRST_WAIT_S = 1.0  # doubled with each failure in a row
 WAIT_MAX_S = 60.0  # a contact that is back receives what waits after this time at the latest
 RETRY_S = 6 * 3600.0
+FORMER_KEY = "receivers"  # of the contacts in the files of version 0.1.0
 SAVE_S = 1.0  # not after each: the state has all that waits for other contacts
 TIMEOUT_S = 10.0
 QUEUE_MAX = 10_000
@@ -87,43 +88,43 @@ class AlertContact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def load(path: Path, settings: settings_.PipelineSettings) -> dict[str, AlertContact]:
     """Read the contacts of a rules file; `errors.InvalidInput` for an address that is not allowed."""
-    receivers = parse_contacts(path.read_text("utf-8"), str(path))
-    for name, receiver in receivers.items():
-        refuse_forbidden(name, receiver, settings)
-    return receivers
+    contacts = parse_contacts(path.read_text("utf-8"), str(path))
+    for name, contact in contacts.items():
+        refuse_forbidden(name, contact, settings)
+    return contacts
 
 
 def parse_contacts(text: str, source: str) -> dict[str, AlertContact]:
     """The contacts of a rules file, whether or not they are allowed."""
     document = yaml.read(text, source)
-    listed = document.get("receivers", {}) if isinstance(document, dict) else {}
+    listed = document.get("contacts", document.get(FORMER_KEY, {})) if isinstance(document, dict) else {}
     try:
         return msgspec.convert(listed, dict[str, AlertContact])
     except msgspec.ValidationError as error:
-        raise errors.InvalidInput(f"{source}: receivers: {error}") from error
+        raise errors.InvalidInput(f"{source}: contacts: {error}") from error
 
 
-def refuse_forbidden(name: str, receiver: AlertContact, settings: settings_.PipelineSettings) -> None:
-    if receiver.webhook:
+def refuse_forbidden(name: str, contact: AlertContact, settings: settings_.PipelineSettings) -> None:
+    if contact.webhook:
         try:
-            url = webhooks.text_of(receiver.webhook, _secret)
-            webhooks.headers(receiver.headers, _secret)
-            webhooks.check(receiver.body, _secret)
+            url = webhooks.text_of(contact.webhook, _secret)
+            webhooks.headers(contact.headers, _secret)
+            webhooks.check(contact.body, _secret)
         except errors.MusterError as error:
-            raise errors.InvalidInput(f"the receiver {name!r}: {error.message}", hint=error.hint) from error
+            raise errors.InvalidInput(f"the contact {name!r}: {error.message}", hint=error.hint) from error
         if not _url_allowed(url, settings.webhooks_allowed):
-            shown = "the address in its secret" if isinstance(receiver.webhook, dict) else url
+            shown = "the address in its secret" if isinstance(contact.webhook, dict) else url
             raise errors.InvalidInput(
-                f"the receiver {name!r}: {shown} is not allowed",
+                f"the contact {name!r}: {shown} is not allowed",
                 hint="the setting pipeline.webhooks_allowed lists the allowed addresses",
             )
-    for address in receiver.mail:
+    for address in contact.mail:
         if not _mail_allowed(address, settings.mail_allowed):
             raise errors.InvalidInput(
-                f"the receiver {name!r}: mail to {address!r} is not allowed",
+                f"the contact {name!r}: mail to {address!r} is not allowed",
                 hint="the setting pipeline.mail_allowed lists the allowed addresses",
             )
-    if receiver.mail:
+    if contact.mail:
         mail_server(settings)
 
 
@@ -170,17 +171,17 @@ class _Queue:
 class AlertNotificationSender:
     def __init__(
         self,
-        receivers: Mapping[str, AlertContact],
+        contacts: Mapping[str, AlertContact],
         settings: settings_.PipelineSettings,
         *,
         unsent: Sequence[tracker.AlertNotification] = (),
         count: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        self.receivers = receivers
+        self.contacts = contacts
         self.settings = settings
         self._queues = [
             _Queue(name, transport)
-            for name, contact in receivers.items()
+            for name, contact in contacts.items()
             for transport, address in (("webhook", contact.webhook), ("mail", contact.mail))
             if address
         ]
@@ -192,12 +193,12 @@ class AlertNotificationSender:
             self.add(notification)
 
     def add(self, notification: tracker.AlertNotification) -> None:
-        for name in notification.receivers:
-            if name not in self.receivers:  # the one that the alert fired for is no longer in the file
-                self._drop(name, notification.id, "there is no such receiver")
+        for name in notification.contacts:
+            if name not in self.contacts:  # the one that the alert fired for is no longer in the file
+                self._drop(name, notification.id, "there is no such contact")
         for queue in self._queues:
             is_meant = notification.transport in ("", queue.transport)
-            if queue.contact in notification.receivers and is_meant:
+            if queue.contact in notification.contacts and is_meant:
                 self._enqueue(queue, notification)
 
     def _enqueue(self, queue: _Queue, notification: tracker.AlertNotification) -> None:
@@ -219,7 +220,7 @@ class AlertNotificationSender:
     def _drop(self, name: str, id: str, reason: object) -> None:
         self.failed += 1
         self._count("notifications-not-sent")
-        self._log.error("notification-dropped", receiver=name, notification=id, reason=reason)
+        self._log.error("notification-dropped", contact=name, notification=id, reason=reason)
 
     def unsent(self) -> list[tracker.AlertNotification]:
         """By contact, in the order of its queue. Also called in threads, to save the state."""
@@ -287,7 +288,7 @@ class AlertNotificationSender:
         queue.reason = (str(error) or type(error).__name__)[:500]
         self._log.warning(
             "notification-not-sent",
-            receiver=queue.contact,
+            contact=queue.contact,
             notification=id,
             attempt=queue.failures,
             error=error,
@@ -308,11 +309,11 @@ class AlertNotificationSender:
                 queue.waiting.move_to_end(later)
 
     async def _send(self, queue: _Queue, notification: tracker.AlertNotification) -> None:
-        receiver = self.receivers[queue.contact]
+        contact = self.contacts[queue.contact]
         if queue.transport == "mail":
-            await asyncio.to_thread(mail, receiver.mail, notification, self.settings)
+            await asyncio.to_thread(mail, contact.mail, notification, self.settings)
         else:
-            await post(queue.contact, receiver, notification)
+            await post(queue.contact, contact, notification)
 
 
 def _is_end(notification: tracker.AlertNotification) -> bool:
@@ -325,13 +326,13 @@ class WebhookRefused(errors.Unavailable):
         self.status = status
 
 
-async def post(name: str, receiver: AlertContact, notification: tracker.AlertNotification) -> int:
+async def post(name: str, contact: AlertContact, notification: tracker.AlertNotification) -> int:
     """Returns the HTTP status, which is one of success."""
-    url, headers, body = await asyncio.to_thread(_request, name, receiver, notification)
+    url, headers, body = await asyncio.to_thread(_request, name, contact, notification)
     try:
         response = await client.post(url, body, headers=headers, timeout_s=TIMEOUT_S)
     except errors.MusterError as error:
-        if not isinstance(receiver.webhook, dict):
+        if not isinstance(contact.webhook, dict):
             raise
         raise errors.Unavailable("the webhook does not respond") from error  # its address is a secret
     if not 200 <= response.status < 300:
@@ -340,13 +341,13 @@ async def post(name: str, receiver: AlertContact, notification: tracker.AlertNot
 
 
 def _request(
-    name: str, receiver: AlertContact, notification: tracker.AlertNotification
+    name: str, contact: AlertContact, notification: tracker.AlertNotification
 ) -> tuple[str, dict[str, str], bytes]:
     """URL, headers and body. Reads the secrets each time, since they may be rotated."""
     return (
-        webhooks.text_of(receiver.webhook, _secret),
-        webhooks.headers(receiver.headers, _secret),
-        webhooks.body(receiver.format, receiver.body, name, notification, _secret),
+        webhooks.text_of(contact.webhook, _secret),
+        webhooks.headers(contact.headers, _secret),
+        webhooks.body(contact.format, contact.body, name, notification, _secret),
     )
 
 

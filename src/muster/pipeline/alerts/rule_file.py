@@ -1,4 +1,4 @@
-"""The file of the setting ``pipeline.rules``: alert rules, and the receivers of their notifications."""
+"""The file of the setting ``pipeline.rules``: alert rules, and the contacts of their notifications."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from muster.pipeline.alerts import notifications, rules
 def load(
     settings: settings_.PipelineSettings,
 ) -> tuple[tuple[rules.AlertRule, ...], dict[str, notifications.AlertContact]]:
-    """The rules, and the receivers that they name. Blocks."""
+    """The rules, and the contacts that they name. Blocks."""
     if not settings.rules:
         return (), {}
     path = files.expanded(settings.rules)
     known = rules.load(path)
-    receivers = notifications.load(path, settings)
+    contacts = notifications.load(path, settings)
     for rule in known:
         for name in rule.notify:
-            if name not in receivers:
+            if name not in contacts:
                 raise errors.InvalidInput(
                     f"{path}: the rule {rule.name!r} notifies {name!r}, which is not defined"
                 )
-    return known, receivers
+    return known, contacts

@@ -126,7 +126,7 @@ class AlertRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         str, msgspec.Meta(max_length=1000), doc("Text of its alerts, with {rule}, {about} and {value}.")
     ] = "{rule} holds of {about}"
     labels: Annotated[messages.Labels, doc("Names and values for notifications.")] = {}
-    notify: Annotated[tuple[str, ...], doc("Receivers (below) that are notified.")] = ()
+    notify: Annotated[tuple[str, ...], doc("Contacts (below) that are notified.")] = ()
     only: Annotated[
         tuple[str, ...],
         doc("Only these machines, groups or zones, also if they never reported."),

@@ -103,7 +103,7 @@ class TrackedAlert(msgspec.Struct):
     notified: bool = False  # the contacts received the firing alert, so they also receive its end
     # Of the rule when it fired, as is `group`: frozen while `notified`.
     severity: messages.Severity = messages.Severity.WARNING
-    receivers: tuple[str, ...] = ()
+    contacts: tuple[str, ...] = msgspec.field(default=(), name="receivers")
     labels: messages.Labels | None = None  # None: stored by a version that did not freeze them
 
 
@@ -125,7 +125,7 @@ class AlertNotification(msgspec.Struct, frozen=True):
     """An alert to be sent to contacts."""
 
     alert: messages.Alert
-    receivers: tuple[str, ...]
+    contacts: tuple[str, ...] = msgspec.field(name="receivers")
     transport: str = ""  # webhook or mail, if it is only for this one
 
     @property
@@ -346,8 +346,8 @@ class AlertTracker:
             entry.state, entry.since_ms = AlertState.RESOLVED, max(self._now_ms, entry.since_ms)
             alert = self._alert(entry)
             outcome.alerts.append(alert)
-            if entry.notified and entry.receivers:
-                outcome.notifications.append(AlertNotification(alert, entry.receivers))
+            if entry.notified and entry.contacts:
+                outcome.notifications.append(AlertNotification(alert, entry.contacts))
 
     def _transition(self, entry: TrackedAlert, event: AlertEvent, at_ms: int, outcome: AlertUpdates) -> None:
         entry.state = NEXT[entry.state, event]
@@ -359,13 +359,13 @@ class AlertTracker:
         if entry.state is AlertState.FIRING and self._is_silenced(entry):
             entry.state = NEXT[entry.state, AlertEvent.SILENCE]
         if entry.state is AlertState.FIRING and not entry.notified:
-            entry.notified, entry.severity, entry.receivers = True, rule.severity, rule.notify
+            entry.notified, entry.severity, entry.contacts = True, rule.severity, rule.notify
             entry.labels = rule.labels
         alert = self._alert(entry)
         outcome.alerts.append(alert)
         notify = entry.state is AlertState.FIRING or (entry.state is AlertState.RESOLVED and entry.notified)
-        if notify and entry.receivers:
-            outcome.notifications.append(AlertNotification(alert, entry.receivers))
+        if notify and entry.contacts:
+            outcome.notifications.append(AlertNotification(alert, entry.contacts))
         if entry.state is AlertState.RESOLVED:
             entry.notified, entry.by = False, ""
 

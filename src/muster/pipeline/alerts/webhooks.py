@@ -1,6 +1,6 @@
 """The requests that notify webhooks: built-in formats, templates of other services, and headers. Pure.
 
-    receivers:
+    contacts:
       team:      {webhook: "https://hooks.example/web"}
       relay:     {webhook: "https://relay.example/hook", format: alertmanager}
       slack:
@@ -85,7 +85,7 @@ def headers(given: Mapping[str, Text], read: ReadSecret) -> dict[str, str]:
 
 
 def body(
-    format_: Format, template: Any, receiver: str, sent: tracker.AlertNotification, read: ReadSecret
+    format_: Format, template: Any, contact: str, sent: tracker.AlertNotification, read: ReadSecret
 ) -> bytes:
     """The body of the request; ``template`` replaces the format."""
     if template is not None:
@@ -101,7 +101,7 @@ def body(
             "groupKey": f"{{}}:{{alertname={msgspec.json.encode(sent.alert.rule).decode()}}}",
             "truncatedAlerts": 0,
             "status": alert["status"],
-            "receiver": receiver,
+            "receiver": contact,
             "groupLabels": {"alertname": sent.alert.rule},
             "commonLabels": alert["labels"],
             "commonAnnotations": alert["annotations"],

@@ -65,7 +65,7 @@ NOTIFICATIONS = rules.AlertRule(
     when="FALSE",
     for_s=60.0,
     severity=messages.Severity.CRITICAL,
-    summary="{value:.0f} notifications wait for receivers that do not accept them",
+    summary="{value:.0f} notifications wait for contacts that do not accept them",
 )
 
 
@@ -90,7 +90,7 @@ class BatchCommitter:
         state_root: str,
         authority: driver_lease.DriverAuthority,
     ) -> None:
-        known, receivers = rule_file.load(settings)
+        known, contacts = rule_file.load(settings)
         self.rules = known
         self.counts: dict[str, int] = {}  # by reason, since the start
         self._latest: dict[tuple[str, str], bytes] = {}  # encoded reports, by scope and name
@@ -118,7 +118,7 @@ class BatchCommitter:
                 self._lost = alert.since_ms, int(alert.value or 0)
         self.follow(run)
         self.sender = notifications.AlertNotificationSender(
-            receivers, settings, unsent=stored.unsent, count=self.count
+            contacts, settings, unsent=stored.unsent, count=self.count
         )
         self._unpublished = stored.unpublished  # alert changes that the brokers have not stored yet
         # Stored by the brokers, not yet written to the history.

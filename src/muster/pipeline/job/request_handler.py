@@ -14,7 +14,7 @@ from muster.bus.rpc import server
 from muster.core import errors, messages
 from muster.core.reports import columns
 from muster.pipeline import protocol
-from muster.pipeline.alerts import receiver_tests, tracker
+from muster.pipeline.alerts import contact_tests, tracker
 from muster.pipeline.fleet import removal
 from muster.pipeline.job import batch_commit
 
@@ -62,7 +62,7 @@ class PipelineRequestHandler:
                 self._test,
                 what="alert-test",
                 target=_target,
-                timeout_s=receiver_tests.TIMEOUT_S,
+                timeout_s=contact_tests.TIMEOUT_S,
             ),
             server.RpcOperation("request.stop", self._end, what="pipeline-stop"),
         ]
@@ -145,10 +145,10 @@ class PipelineRequestHandler:
             await self._committer.store_updates(self._committer.alert_tracker.unsilence(id))
 
     async def _test(self, call: server.RpcCall, receiver: str) -> list[tracker.DeliveryResult]:
-        """Send a test notification to a receiver."""
+        """Send a test notification to a contact."""
         sender = self._committer.sender
-        results = await receiver_tests.run(
-            receiver, sender.receivers, sender.settings, by=call.identity, now_ms=_now_ms()
+        results = await contact_tests.run(
+            receiver, sender.contacts, sender.settings, by=call.identity, now_ms=_now_ms()
         )
         if any(result.outcome != "sent" for result in results):
             call.outcome = messages.DecisionOutcome.FAILED

@@ -1,4 +1,4 @@
-"""Test notifications: whether a receiver can be reached, and what it replies.
+"""Test notifications: whether a contact can be reached, and what it replies.
 
 A webhook receives an alert that fires and its end, as for every alert, so that no service behind it keeps an
 incident open; a mail is sent once. Unlike notifications of alerts, they are not repeated when they fail.
@@ -20,18 +20,18 @@ TIMEOUT_S = 3 * notifications.TIMEOUT_S + 5  # both requests of a webhook and a 
 
 async def run(
     name: str,
-    receivers: Mapping[str, notifications.AlertContact],
+    contacts: Mapping[str, notifications.AlertContact],
     settings: settings_.PipelineSettings,
     *,
     by: str,
     now_ms: int,
 ) -> list[tracker.DeliveryResult]:
-    """A result for the webhook and for the mail of the receiver; `errors.NotFound` if there is none."""
-    receiver = receivers.get(name)
-    if receiver is None:
-        known = ", ".join(sorted(receivers)) or "none"
+    """A result for the webhook and for the mail of the contact; `errors.NotFound` if there is none."""
+    contact = contacts.get(name)
+    if contact is None:
+        known = ", ".join(sorted(contacts)) or "none"
         raise errors.NotFound(
-            f"no receiver {name!r}", hint=f"receivers in the file of the setting pipeline.rules: {known}"
+            f"no contact {name!r}", hint=f"contacts in the file of the setting pipeline.rules: {known}"
         )
     firing, resolved = (
         notification(name, state, by, now_ms)
@@ -39,37 +39,35 @@ async def run(
     )
 
     async def post() -> int:
-        status = await notifications.post(name, receiver, firing)
-        await notifications.post(name, receiver, resolved)
+        status = await notifications.post(name, contact, firing)
+        await notifications.post(name, contact, resolved)
         return status
 
     async def mail() -> None:
-        await asyncio.to_thread(notifications.mail, receiver.mail, firing, settings)
+        await asyncio.to_thread(notifications.mail, contact.mail, firing, settings)
 
     results = []
-    if receiver.webhook:
+    if contact.webhook:
         results.append(await _result("webhook", post))
-    if receiver.mail:
+    if contact.mail:
         results.append(await _result("mail", mail))
     if not results:
-        raise errors.InvalidInput(f"the receiver {name!r} has neither a webhook nor a mail address")
+        raise errors.InvalidInput(f"the contact {name!r} has neither a webhook nor a mail address")
     return results
 
 
-def notification(
-    receiver: str, state: messages.AlertState, by: str, now_ms: int
-) -> tracker.AlertNotification:
+def notification(contact: str, state: messages.AlertState, by: str, now_ms: int) -> tracker.AlertNotification:
     alert = messages.Alert(
         rule=RULE,
-        about=f"test:{receiver}"[:256],
+        about=f"test:{contact}"[:256],
         severity=messages.Severity.INFO,
         state=state,
         since_ms=now_ms,
         at_ms=now_ms,
-        reason=f"TEST: {by} tests the receiver {receiver[:200]}; nothing is wrong",
+        reason=f"TEST: {by} tests the contact {contact[:200]}; nothing is wrong",
         labels={"test": "true"},
     )
-    return tracker.AlertNotification(alert, (receiver,))
+    return tracker.AlertNotification(alert, (contact,))
 
 
 async def _result(transport: str, send: Callable[[], Awaitable[int | None]]) -> tracker.DeliveryResult:

@@ -1,31 +1,29 @@
-"""etcd as a peer: Debian's package, unpacked into a cache, with a client over its own gRPC.
+"""etcd as a peer: Debian's package, unpacked into a cache, with its own client in Go (`etcd_go`).
 
-The client is the least that does unary calls: HTTP/2 frames with literal headers and protobuf by hand, so
-that what is measured is etcd and not a gateway or a library.
+The client is a process that is compiled once, into the cache, and makes the calls that it is ordered to make.
 """
 
 from __future__ import annotations
 
 import asyncio
-import collections
+import base64
 import contextlib
+import hashlib
+import json
+import os
 import pathlib
 import shutil
 import socket
-import struct
 import subprocess
-from collections.abc import AsyncIterator, Mapping
-from typing import Self
+import urllib.request
+from collections.abc import AsyncIterator
+from typing import Any
+
+from benchmarks import measure
 
 CACHE = pathlib.Path.home() / ".cache" / "muster" / "peers"
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_DATA, _HEADERS, _SETTINGS, _PING, _WINDOW_UPDATE = 0, 1, 4, 6, 8
-_END_STREAM, _END_HEADERS, _ACK = 1, 4, 1
-_SERIALIZABLE = b"\x38\x01"  # field 7 of a RangeRequest: true
-_OPERATIONS_MAX = 128  # in one transaction: etcd's default
-_INITIAL_WINDOW_SIZE = 4  # a setting
-_FRAME_MAX = 16_384
-_WINDOW = (1 << 31) - 1 - 65_535
+SOURCE = pathlib.Path(__file__).parent / "etcd_go"
+BUILD_S_MAX = 300
 
 
 def find() -> pathlib.Path | None:
@@ -52,219 +50,92 @@ def unpack_package(name: str, folder: pathlib.Path) -> bool:
     return True
 
 
+def client() -> pathlib.Path | None:
+    """The client, compiled if it is not there; None, and why is printed, where that cannot be."""
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in sorted(SOURCE.iterdir()))).hexdigest()
+    program = CACHE / f"etcd-client-{digest[:12]}"
+    if not program.exists():
+        if shutil.which("go") is None:
+            print("no etcd to compare with: its client needs Go, which is not installed")
+            return None
+        CACHE.mkdir(parents=True, exist_ok=True)
+        try:
+            subprocess.run(
+                ["go", "build", "-o", str(program), "."],
+                cwd=SOURCE,
+                env={**os.environ, "GOTOOLCHAIN": "local"},
+                check=True,
+                capture_output=True,
+                timeout=BUILD_S_MAX,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            print(f"no etcd to compare with: Go could not build its client: {error}")
+            return None
+    return program
+
+
 @contextlib.asynccontextmanager
-async def running(binary: pathlib.Path, folder: pathlib.Path) -> AsyncIterator[int]:
-    """A server on free loopback ports, with its data in ``folder``. The client port."""
-    client_port, peer_port = _free_port(), _free_port()
-    client, peer = f"http://127.0.0.1:{client_port}", f"http://127.0.0.1:{peer_port}"
-    process = await asyncio.create_subprocess_exec(
-        str(binary),
-        *("--data-dir", str(folder), "--log-level", "error"),
-        *("--listen-client-urls", client, "--advertise-client-urls", client),
-        *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
-        *("--initial-cluster", f"default={peer}"),
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
+async def running(binary: pathlib.Path, folder: pathlib.Path, members: int = 1) -> AsyncIterator[list[int]]:
+    """A cluster on free loopback ports, with its data in ``folder``. The client ports."""
+    clients, peers = ([_free_port() for _ in range(members)] for _ in range(2))
+    cluster = ",".join(f"m{number}=http://127.0.0.1:{port}" for number, port in enumerate(peers))
+    processes = [
+        await asyncio.create_subprocess_exec(
+            str(binary),
+            *("--name", f"m{number}", "--data-dir", str(folder / f"m{number}"), "--log-level", "error"),
+            *("--listen-client-urls", client, "--advertise-client-urls", client),
+            *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
+            *("--initial-cluster", cluster),
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        for number in range(members)
+        for client, peer in [[f"http://127.0.0.1:{ports[number]}" for ports in (clients, peers)]]
+    ]
     try:
         for _ in range(200):
-            with contextlib.suppress(OSError, EOFError):
-                async with await Client.connect(client_port) as probe:
-                    async with asyncio.timeout(2):
-                        await probe.put(b"probe", b"")
+            with contextlib.suppress(OSError):
+                for port in clients:
+                    await asyncio.to_thread(put, port, "probe", b"")
                 break
             await asyncio.sleep(0.05)
-        yield client_port
+        yield clients
     finally:
-        process.terminate()
-        await process.wait()
+        for process in processes:
+            process.terminate()
+        await asyncio.gather(*(process.wait() for process in processes))
 
 
-class Client:
-    """Unary calls over one connection, as many at once as one likes."""
+def put(port: int, key: str, value: bytes) -> None:
+    """Through its JSON gateway."""
+    body = {"key": base64.b64encode(key.encode()).decode(), "value": base64.b64encode(value).decode()}
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/v3/kv/put", json.dumps(body).encode())
+    urllib.request.urlopen(request, timeout=5).close()
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-        self._next = 1
-        self._waiting: dict[int, asyncio.Future[bytes]] = {}
-        self._bodies: dict[int, bytearray] = {}
-        self._initial_window = self._window = 65_535  # until the server allows more
-        self._windows: dict[int, int] = {}  # of the streams
-        self._grown = asyncio.Event()
-        writer.write(
-            _PREFACE + _frame(_SETTINGS, 0, 0, struct.pack("!HI", _INITIAL_WINDOW_SIZE, (1 << 31) - 1))
+
+class Client(measure.Worker):
+    """The Go client in a process of its own."""
+
+    def __init__(self, program: pathlib.Path, ports: list[int]) -> None:
+        self.name = "the client of etcd"
+        self._process = subprocess.Popen(
+            [str(program), ",".join(f"127.0.0.1:{port}" for port in ports)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
-        writer.write(_frame(_WINDOW_UPDATE, 0, 0, struct.pack("!I", _WINDOW)))
-        self._reading = asyncio.create_task(self._read())
+        self.hear()
 
-    @classmethod
-    async def connect(cls, port: int) -> Self:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return cls(reader, writer)
+    async def times_ms(self, kind: str, count: int) -> list[float]:
+        """Of calls by one caller."""
+        times_ms: list[float] = (await self._run(kind, count, 1))["ms"]
+        return times_ms
 
-    async def put(self, key: bytes, value: bytes) -> None:
-        await self._call(b"/etcdserverpb.KV/Put", _field(1, key) + _field(2, value))
+    async def per_second(self, kind: str, count: int, callers: int) -> float:
+        return count / float((await self._run(kind, count, callers))["took_s"])
 
-    async def put_all(self, values: Mapping[bytes, bytes]) -> None:
-        """In one transaction, so with one entry in etcd's log."""
-        puts = (_field(2, _field(1, key) + _field(2, value)) for key, value in values.items())
-        await self._call(b"/etcdserverpb.KV/Txn", b"".join(_field(2, put) for put in puts))
-
-    async def get(self, key: bytes, *, serializable: bool = False) -> bytes:
-        """The answer, undecoded. A linearizable read is etcd's default; a serializable one may be old."""
-        message = _field(1, key) + (_SERIALIZABLE if serializable else b"")
-        return await self._call(b"/etcdserverpb.KV/Range", message)
-
-    async def _call(self, path: bytes, message: bytes) -> bytes:
-        stream, self._next = self._next, self._next + 2
-        headers = b"".join(
-            _literal(name, value)
-            for name, value in (
-                (b":method", b"POST"),
-                (b":scheme", b"http"),
-                (b":path", path),
-                (b":authority", b"localhost"),
-                (b"content-type", b"application/grpc"),
-                (b"te", b"trailers"),
-            )
-        )
-        body = struct.pack("!BI", 0, len(message)) + message
-        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._waiting[stream] = future
-        self._bodies[stream] = bytearray()
-        self._windows[stream] = self._initial_window
-        frames = _frame(_HEADERS, _END_HEADERS, stream, headers)
-        for start in range(0, len(body), _FRAME_MAX):
-            part = body[start : start + _FRAME_MAX]
-            while min(self._window, self._windows[stream]) < len(part) and not future.done():
-                self._writer.write(frames)
-                frames = b""
-                self._grown.clear()
-                await self._grown.wait()
-            self._window -= len(part)
-            self._windows[stream] -= len(part)
-            is_last = start + _FRAME_MAX >= len(body)
-            frames += _frame(_DATA, _END_STREAM if is_last else 0, stream, part)
-        self._writer.write(frames)
-        try:
-            return await future
-        finally:
-            del self._windows[stream]
-
-    async def _read(self) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-            while True:
-                head = await self._reader.readexactly(9)
-                size, kind, flags = int.from_bytes(head[:3], "big"), head[3], head[4]
-                stream = int.from_bytes(head[5:], "big") & 0x7FFFFFFF
-                payload = await self._reader.readexactly(size)
-                if kind == _DATA:
-                    self._bodies[stream] += payload
-                    self._writer.write(_frame(_WINDOW_UPDATE, 0, 0, struct.pack("!I", max(1, size))))
-                elif kind == _SETTINGS and not flags & _ACK:
-                    self._settings(payload)
-                    self._writer.write(_frame(_SETTINGS, _ACK, 0, b""))
-                elif kind == _WINDOW_UPDATE:
-                    self._grow(stream, int.from_bytes(payload, "big") & 0x7FFFFFFF)
-                elif kind == _PING and not flags & _ACK:
-                    self._writer.write(_frame(_PING, _ACK, 0, payload))
-                if flags & _END_STREAM and kind in (_DATA, _HEADERS):
-                    future, body = self._waiting.pop(stream), self._bodies.pop(stream)
-                    if len(body) > 5:
-                        future.set_result(bytes(body[5:]))
-                    else:  # an error is in the trailers, and no answer has an empty body
-                        future.set_exception(ValueError("etcd refused a request"))
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(EOFError("etcd closed the connection"))
-        self._grown.set()
-
-    def _settings(self, payload: bytes) -> None:
-        for number, value in struct.iter_unpack("!HI", payload):
-            if number == _INITIAL_WINDOW_SIZE:
-                for stream in self._windows:
-                    self._grow(stream, value - self._initial_window)
-                self._initial_window = value
-
-    def _grow(self, stream: int, by: int) -> None:
-        """What may be sent: on the connection (0), or on a stream."""
-        if stream == 0:
-            self._window += by
-        elif stream in self._windows:
-            self._windows[stream] += by
-        self._grown.set()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._writer.close()
-        with contextlib.suppress(ConnectionError):
-            await self._writer.wait_closed()
-        self._reading.cancel()
-        await asyncio.gather(self._reading, return_exceptions=True)
-
-
-class Combining:
-    """Puts of many callers at once: those that come while a transaction is under way share the next one.
-
-    So does a client of etcd that writes much.  A key stands once in a transaction, so a second put of a key
-    waits for the one after.
-    """
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._waiting: collections.deque[tuple[bytes, bytes, asyncio.Future[None]]] = collections.deque()
-        self._sending: asyncio.Task[None] | None = None
-
-    async def put(self, key: bytes, value: bytes) -> None:
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((key, value, done))
-        if self._sending is None:
-            self._sending = asyncio.create_task(self._send())
-        await done
-
-    async def _send(self) -> None:
-        while self._waiting:
-            values: dict[bytes, bytes] = {}
-            sent: list[asyncio.Future[None]] = []
-            for _ in range(len(self._waiting)):
-                key, value, done = self._waiting.popleft()
-                if key in values or len(values) == _OPERATIONS_MAX:
-                    self._waiting.append((key, value, done))
-                else:
-                    values[key] = value
-                    sent.append(done)
-            try:
-                await self._client.put_all(values)
-            except Exception as error:  # noqa: BLE001  (it belongs to the callers)
-                for done in sent:
-                    done.set_exception(error)
-            else:
-                for done in sent:
-                    done.set_result(None)
-        self._sending = None
-
-
-def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    return len(payload).to_bytes(3, "big") + struct.pack("!BBI", kind, flags, stream) + payload
-
-
-def _literal(name: bytes, value: bytes) -> bytes:
-    """A header that enters no table: names and values here are short."""
-    return b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value
-
-
-def _field(number: int, data: bytes) -> bytes:
-    """A length-delimited field of protobuf."""
-    size, encoded = len(data), bytearray([number << 3 | 2])
-    while size >= 0x80:
-        encoded.append(size & 0x7F | 0x80)
-        size >>= 7
-    encoded.append(size)
-    return bytes(encoded) + data
+    async def _run(self, kind: str, count: int, callers: int) -> Any:
+        self.tell({"kind": kind, "count": count, "callers": callers})
+        return await asyncio.to_thread(self.hear)
 
 
 def _free_port() -> int:

@@ -124,9 +124,7 @@ async def measured(quick: bool) -> list[harness.Row]:
         made = config.BrokerConfig(name="one", directory=folder / "broker")
         async with brokers.Broker(made) as server:
             rows += await overheads(server.url, server.url, folder / "one", 0, count)
-        made = config.BrokerConfig(name="peer", directory=folder / "peer-broker")
-        async with brokers.Broker(made) as server:
-            rows += await inform_peer.rows(server.url, folder / "peers", count)
+        rows += await inform_peer.rows(folder / "peers", count)
         async with network.mesh(2, folder / "mesh") as mesh:
             here, there = (broker.url for broker in mesh.brokers.values())
             rows += await overheads(here, there, folder / "two", 1, count)

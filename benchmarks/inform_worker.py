@@ -1,6 +1,8 @@
-"""One information node in a process of its own, for `benchmarks.inform`: ``URL NAME STORE SETTINGS [SHARE]``.
+"""One information node in a process of its own, for `benchmarks.inform`: ``URL NAME VIEW SETTINGS [SHARE]
+[REPLICAS]``.
 
-SHARE is that of each identity: without it, a single client may use all of the node.
+SHARE is that of each identity: without it, a single client may use all of the node.  REPLICAS are those of
+the log.
 
 Beside it runs an echo server, which measures the cost of the network path alone.
 """
@@ -29,7 +31,9 @@ def echo_of(name: str) -> str:
     return f"topic.bench.echo.{name}"
 
 
-async def main(url: str, name: str, view: str, expected: str, share: str = "100") -> None:
+async def main(
+    url: str, name: str, view: str, expected: str, share: str = "100", replicas: str = "1"
+) -> None:
     admission.of_loop(asyncio.get_running_loop()).share = float(share)
     chosen = msgspec.json.decode(expected, type=settings.InformSettings)
     worker.relax_gc()  # as in the processes of a domain
@@ -40,7 +44,9 @@ async def main(url: str, name: str, view: str, expected: str, share: str = "100"
         message.respond_now(message.data)
 
     async with await client.connect((url,), identity=name) as bus:
-        node = await node_node.start(bus, settings=chosen, view=pathlib.Path(view), max_bytes=4 << 30)
+        node = await node_node.start(
+            bus, settings=chosen, view=pathlib.Path(view), max_bytes=4 << 30, replicas=int(replicas)
+        )
         await bus.subscribe(echo_of(name), handler=echo)
         facts = {
             "start_s": time.perf_counter() - begun,

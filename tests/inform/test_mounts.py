@@ -93,11 +93,13 @@ async def test_an_etcd_is_searched_by_what_its_values_say(start_node, inform, tm
     binary = await asyncio.to_thread(etcd_peer.find)
     if binary is None:
         pytest.skip("no etcd here")
-    async with etcd_peer.running(pathlib.Path(binary), tmp_path / "etcd") as port:
-        async with await etcd_peer.Client.connect(port) as peer:
-            await peer.put(b"/services/web", json.dumps({"port": 80, "tags": ["edge"]}).encode())
-            await peer.put(b"/services/raw", b"\xff\x00")
-            await peer.put(b"/other", json.dumps({"port": 80}).encode())
+    async with etcd_peer.running(pathlib.Path(binary), tmp_path / "etcd") as (port,):
+        for key, value in (
+            ("/services/web", json.dumps({"port": 80, "tags": ["edge"]}).encode()),
+            ("/services/raw", b"\xff\x00"),
+            ("/other", json.dumps({"port": 80}).encode()),
+        ):
+            await asyncio.to_thread(etcd_peer.put, port, key, value)
         url = f"http://127.0.0.1:{port}"
         await start_node(
             "n1",

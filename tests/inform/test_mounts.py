@@ -18,17 +18,18 @@ from muster.bus.brokers import config
 from muster.bus.client import client as muster_client
 from muster.bus.http import server as http_server
 from muster.core import errors
-from muster.gateways.soap import asgi, endpoint
+from muster.gateways.soap import asgi
 from muster.gateways.soap import server as soap_server
 from muster.gateways.uddi import endpoints, registry
 from muster.inform import client, service_entries
 from muster.inform.mounts import base, etcd
 from muster.inform.mounts import registry as mounts_registry
 from muster.inform.node import node
+from muster.trust.login import passwords
 from tests.inform import conftest
 
 
-async def login(name: str, password: str, _: str) -> endpoint.SoapCaller:
+async def login(name: str, password: str, _: str) -> passwords.PasswordLogin:
     del name, password
     raise errors.Unauthorized("no publisher is allowed")
 

@@ -11,6 +11,8 @@ from muster.core.formats import xml
 from muster.core.telemetry import metrics
 from muster.gateways.soap import asgi, endpoint, envelope, faults
 from muster.gateways.soap import server as soap_server
+from muster.trust.login import passwords
+from muster.trust.permissions import roles
 
 NS = xml.XmlNamespace("urn:echo")
 
@@ -35,10 +37,10 @@ class Echo:
         )
         self.application = asgi.SoapApplication({"/echo": self.endpoint})
 
-    async def authenticate(self, name: str, password: str, _: str) -> endpoint.SoapCaller:
+    async def authenticate(self, name: str, password: str, _: str) -> passwords.PasswordLogin:
         if (name, password) != ("ann", "sesäm"):
             raise errors.Unauthorized("wrong name or password")
-        return endpoint.SoapCaller(name, "user")
+        return passwords.PasswordLogin(name, roles.Role.USER)
 
     async def handle(self, call: endpoint.SoapRequest) -> endpoint.SoapResponse:
         self.calls.append(call)

@@ -12,6 +12,7 @@ from muster.bus.rpc import origin
 from muster.core import errors
 from muster.core.formats import xml
 from muster.gateways.soap import addresses, endpoint, envelope, faults
+from muster.trust.login import passwords
 from tests.gateways.soap.conftest import NS, message, request
 
 ANN = "Basic YW5uOnNlc8OkbQ=="
@@ -109,7 +110,7 @@ async def test_a_fault_of_the_service_in_both_versions(echo):
 
 
 async def test_a_login_that_cannot_be_checked_is_a_fault_of_the_server(echo):
-    async def unreadable(*_: str) -> endpoint.SoapCaller:
+    async def unreadable(*_: str) -> passwords.PasswordLogin:
         raise errors.Unavailable("the account cannot be read")
 
     echo.endpoint.authenticate = unreadable

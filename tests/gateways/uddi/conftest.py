@@ -12,11 +12,13 @@ import pytest_asyncio
 from muster.bus import api
 from muster.core import errors
 from muster.core.formats import xml
-from muster.gateways.soap import asgi, endpoint, envelope
+from muster.gateways.soap import asgi, envelope
 from muster.gateways.soap import server as soap_server
 from muster.gateways.uddi import endpoints, inquiry, publication, registry
 from muster.gateways.uddi.model import schema
 from muster.inform import client, service_entries
+from muster.trust.login import passwords
+from muster.trust.permissions import roles
 
 U = schema.UDDI
 PASSWORDS = {"ann": "open-sesame", "bob": "open-simsim"}
@@ -87,10 +89,10 @@ class Uddi:
         return f"<authInfo>{element.text_of(U('authInfo'))}</authInfo>"
 
 
-async def login(name: str, password: str, _: str) -> endpoint.SoapCaller:
+async def login(name: str, password: str, _: str) -> passwords.PasswordLogin:
     if PASSWORDS.get(name) != password:
         raise errors.Unauthorized("wrong name or password")
-    return endpoint.SoapCaller(name, "user")
+    return passwords.PasswordLogin(name, roles.Role.USER)
 
 
 @pytest_asyncio.fixture

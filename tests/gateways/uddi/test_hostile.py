@@ -10,7 +10,7 @@ import pytest
 
 from muster.bus import api
 from muster.core.formats import xml
-from muster.gateways.soap import endpoint, faults
+from muster.gateways.soap import faults
 from muster.gateways.uddi import auth_tokens, endpoints, plain_entries, records, registry
 from muster.gateways.uddi.model import keys, matcher, schema, standard_tmodels, wsdl
 from muster.inform import protocol, service_entries
@@ -101,7 +101,10 @@ def test_standard_models_keep_to_the_schema():
 
 def test_discarded_tokens_lock_out_no_other_publisher():
     made = auth_tokens.AuthTokens()
-    mallory, alice = endpoint.SoapCaller("mallory", "user"), endpoint.SoapCaller("alice", "user")
+    mallory, alice = (
+        passwords.PasswordLogin("mallory", roles.Role.USER),
+        passwords.PasswordLogin("alice", roles.Role.USER),
+    )
     mine = made.issue(alice, 0.0)
     for number in range(auth_tokens.ALL_MAX + 10):
         text = made.issue(mallory, 1.0)
@@ -121,11 +124,11 @@ def test_many_publishers_reuse_the_room_of_ended_tokens(monkeypatch: pytest.Monk
     monkeypatch.setattr(auth_tokens, "ALL_MAX", 10)
     made = auth_tokens.AuthTokens()
     for number in range(10):
-        made.discard(made.issue(endpoint.SoapCaller(f"u{number}", "user"), 0.0), 0.0)
+        made.discard(made.issue(passwords.PasswordLogin(f"u{number}", roles.Role.USER), 0.0), 0.0)
     for number in range(10):
-        made.issue(endpoint.SoapCaller(f"v{number}", "user"), 1.0)
+        made.issue(passwords.PasswordLogin(f"v{number}", roles.Role.USER), 1.0)
     with pytest.raises(faults.SoapFault, match="in use"):
-        made.issue(endpoint.SoapCaller("one more", "user"), 1.0)
+        made.issue(passwords.PasswordLogin("one more", roles.Role.USER), 1.0)
 
 
 @pytest.mark.parametrize(
@@ -135,16 +138,7 @@ async def test_a_token_ends_when_the_password_or_the_role_changes(tmp_path, role
     known = passwords.PasswordStore(tmp_path)
     checked = password_checker.PasswordChecker(known)
 
-    async def login(name: str, given_password: str, address: str) -> endpoint.SoapCaller:
-        actual = await checked.check(name, given_password, address)
-        return endpoint.SoapCaller(actual.name, actual.role.value, actual.verifier)
-
-    async def is_current(caller: endpoint.SoapCaller) -> bool:
-        return await checked.stands(
-            passwords.PasswordLogin(caller.name, roles.Role.named(caller.role), caller.verifier)
-        )
-
-    made = endpoints.UddiEndpoints(registry.UddiRegistry(_no_bus), login, is_current=is_current)
+    made = endpoints.UddiEndpoints(registry.UddiRegistry(_no_bus), checked.check, is_current=checked.stands)
 
     async def token(cred: str) -> str:
         element = xml.XmlElement(U("get_authToken"), attributes={"userID": "bob", "cred": cred})

@@ -16,15 +16,17 @@ from muster.gateways.soap import asgi, endpoint, envelope
 from muster.gateways.soap import server as soap_server
 from muster.gateways.wscontext import handler, schema
 from muster.inform import activities, client
+from muster.trust.login import passwords
+from muster.trust.permissions import roles
 
 NAME, PASSWORD = "ann", "open-sesame"
 WSCTX = schema.WSCTX
 
 
-async def authenticate(name: str, password: str, _: str) -> endpoint.SoapCaller:
+async def authenticate(name: str, password: str, _: str) -> passwords.PasswordLogin:
     if password != PASSWORD:
         raise errors.Unauthorized("wrong name or password")
-    return endpoint.SoapCaller(name, "user")
+    return passwords.PasswordLogin(name, roles.Role.USER)
 
 
 @dataclass
@@ -91,7 +93,7 @@ async def wscontext(start_node, connect) -> AsyncIterator[WsContext]:
     taken: list[envelope.SoapEnvelope] = []
 
     @contextlib.asynccontextmanager
-    async def visit(caller: endpoint.SoapCaller) -> AsyncIterator[activities.Activities]:
+    async def visit(caller: passwords.PasswordLogin) -> AsyncIterator[activities.Activities]:
         if caller.name not in buses:
             buses[caller.name] = await connect(caller.name)
         yield activities.Activities(client.InformClient(buses[caller.name]), time.time_ns)

@@ -12,22 +12,23 @@ import pytest
 from muster.core import errors
 from muster.core.formats import xml
 from muster.gateways.soap import asgi, envelope
-from muster.gateways.soap import endpoint as soap_endpoint
 from muster.gateways.soap import server as soap_server
 from muster.gateways.wsman import endpoint
 from muster.gateways.wsman.wire import namespaces
 from muster.manage import client
 from muster.testing.eventually import eventually
+from muster.trust.login import passwords
+from muster.trust.permissions import roles
 
 NAME, PASSWORD = "ann", "open-sesame"
 V12 = envelope.SoapVersion.V12
 ANONYMOUS = f"{namespaces.WSA}/role/anonymous"
 
 
-async def authenticate(name: str, password: str, _: str) -> soap_endpoint.SoapCaller:
+async def authenticate(name: str, password: str, _: str) -> passwords.PasswordLogin:
     if password != PASSWORD:
         raise errors.Unauthorized("wrong name or password")
-    return soap_endpoint.SoapCaller(name, "viewer" if name == "vic" else "operator")
+    return passwords.PasswordLogin(name, roles.Role.VIEWER if name == "vic" else roles.Role.OPERATOR)
 
 
 @dataclass
@@ -149,7 +150,7 @@ async def wsman(fleet, connect, sink) -> AsyncIterator[WsMan]:
     buses: dict[str, Any] = {}
 
     @contextlib.asynccontextmanager
-    async def visit(caller: soap_endpoint.SoapCaller) -> AsyncIterator[client.ManageClient]:
+    async def visit(caller: passwords.PasswordLogin) -> AsyncIterator[client.ManageClient]:
         if caller.name not in buses:
             buses[caller.name] = await connect(f"wsman-{caller.name}")
         yield client.ManageClient(buses[caller.name])
@@ -159,7 +160,7 @@ async def wsman(fleet, connect, sink) -> AsyncIterator[WsMan]:
     await fleet.agent()
     changed: set[str] = set()
 
-    async def is_current(caller: soap_endpoint.SoapCaller) -> bool:
+    async def is_current(caller: passwords.PasswordLogin) -> bool:
         return caller.name not in changed
 
     made = endpoint.WsManEndpoint(visit, callbacks=[sink.url], is_current=is_current)

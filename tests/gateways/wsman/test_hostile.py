@@ -20,9 +20,11 @@ from muster.gateways.wsman import endpoint, event_delivery
 from muster.gateways.wsman.wire import fragments, headers, namespaces, representations
 from muster.manage import client, protocol, rows
 from muster.testing.eventually import eventually
+from muster.trust.login import passwords
+from muster.trust.permissions import roles
 
 P = namespaces.RESOURCE
-ANN = soap_endpoint.SoapCaller("ann", "viewer")
+ANN = passwords.PasswordLogin("ann", roles.Role.VIEWER)
 SINK = "http://127.0.0.1:9/sink"
 
 
@@ -33,7 +35,7 @@ class Events:
         self.queues: list[asyncio.Queue[Any]] = []
 
     @contextlib.asynccontextmanager
-    async def visit(self, _: soap_endpoint.SoapCaller) -> AsyncIterator[client.ManageClient]:
+    async def visit(self, _: passwords.PasswordLogin) -> AsyncIterator[client.ManageClient]:
         yield self  # type: ignore[misc]
 
     @contextlib.asynccontextmanager
@@ -220,8 +222,8 @@ async def get(
     """The response to a Get with these headers, and the names of the resources that it read."""
     read: list[str] = []
 
-    async def authenticate(name: str, _: str, __: str) -> soap_endpoint.SoapCaller:
-        return soap_endpoint.SoapCaller(name, "operator")
+    async def authenticate(name: str, _: str, __: str) -> passwords.PasswordLogin:
+        return passwords.PasswordLogin(name, roles.Role.OPERATOR)
 
     class HostileFleet:
         async def describe(self, name: str) -> rows.ResourceDescription:
@@ -231,7 +233,7 @@ async def get(
             return described
 
     @contextlib.asynccontextmanager
-    async def visit(_: soap_endpoint.SoapCaller) -> AsyncIterator[client.ManageClient]:
+    async def visit(_: passwords.PasswordLogin) -> AsyncIterator[client.ManageClient]:
         yield HostileFleet()  # type: ignore[misc]
 
     wsa, selector = (

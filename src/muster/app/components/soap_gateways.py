@@ -22,7 +22,7 @@ from muster.app.supervisor import module_process, server_process
 from muster.core import errors, health
 from muster.core.settings import domain
 from muster.core.telemetry import metrics
-from muster.gateways.soap import asgi, endpoint, settings
+from muster.gateways.soap import asgi, settings
 from muster.gateways.uddi import endpoints, registry
 from muster.gateways.wscontext import handler as wscontext_handler
 from muster.gateways.wsman import endpoint as wsman_endpoint
@@ -30,7 +30,6 @@ from muster.inform import activities
 from muster.inform import client as inform_client
 from muster.manage import client as manage_client
 from muster.trust.login import password_checker, passwords
-from muster.trust.permissions import roles
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -51,33 +50,24 @@ class SoapGateways:
         self._connections = caller_connections.CallerConnections(connect)
         self._logins = password_checker.PasswordChecker(known, on_failure=on_failure)
         self._wsman = wsman_endpoint.WsManEndpoint(
-            self._fleet, callbacks=callbacks, is_current=self._is_current, measure=measure
+            self._fleet, callbacks=callbacks, is_current=self._logins.stands, measure=measure
         )
         self._context = wscontext_handler.WsContextHandler(
             self._activities, callbacks=callbacks, measure=measure
         )
         self._uddi = endpoints.UddiEndpoints(
             registry.UddiRegistry(self._connections.connect),
-            self.authenticate,
-            is_current=self._is_current,
+            self._logins.check,
+            is_current=self._logins.stands,
             measure=measure,
         )
         self.application = asgi.SoapApplication(
             {
-                "/wsman": self._wsman.soap_endpoint(self.authenticate),
-                **self._context.endpoints(self.authenticate),
+                "/wsman": self._wsman.soap_endpoint(self._logins.check),
+                **self._context.endpoints(self._logins.check),
                 **self._uddi.endpoints(),
             },
             forwarded_header=forwarded_header,
-        )
-
-    async def authenticate(self, name: str, password: str, address: str) -> endpoint.SoapCaller:
-        login = await self._logins.check(name, password, address)
-        return endpoint.SoapCaller(login.name, login.role.value, login.verifier)
-
-    async def _is_current(self, caller: endpoint.SoapCaller) -> bool:
-        return await self._logins.stands(
-            passwords.PasswordLogin(caller.name, roles.Role.named(caller.role), caller.verifier)
         )
 
     async def close(self) -> None:
@@ -85,12 +75,12 @@ class SoapGateways:
         await self._connections.close()
 
     @contextlib.asynccontextmanager
-    async def _fleet(self, caller: endpoint.SoapCaller) -> AsyncIterator[manage_client.ManageClient]:
+    async def _fleet(self, caller: passwords.PasswordLogin) -> AsyncIterator[manage_client.ManageClient]:
         async with self._connections.connect(caller.name, caller.role) as bus:
             yield manage_client.ManageClient(bus)
 
     @contextlib.asynccontextmanager
-    async def _activities(self, caller: endpoint.SoapCaller) -> AsyncIterator[activities.Activities]:
+    async def _activities(self, caller: passwords.PasswordLogin) -> AsyncIterator[activities.Activities]:
         async with self._connections.connect(caller.name, caller.role) as bus:
             yield activities.Activities(inform_client.InformClient(bus), time.time_ns)
 

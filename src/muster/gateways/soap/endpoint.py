@@ -26,6 +26,7 @@ from muster.core import errors
 from muster.core.formats import xml
 from muster.core.telemetry import log, metrics
 from muster.gateways.soap import addresses, envelope, faults
+from muster.trust.login import passwords
 
 events = log.EventLog("soap")
 
@@ -36,15 +37,6 @@ FAULT_BYTES_MAX = 32 << 10
 INLINE_BYTES_MAX = 16 << 10  # a longer message is parsed in a thread
 PARSERS_MAX = 2
 _MEDIA = {"text/xml", "application/soap+xml", "application/xml"}
-
-
-@dataclass(frozen=True, slots=True)
-class SoapCaller:
-    """The caller and its role (see `muster.trust.permissions.roles`)."""
-
-    name: str
-    role: str
-    verifier: str = field(default="", compare=False)  # of the verified password
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +56,7 @@ class SoapHttpRequest:
 class AdmittedRequest:
     """A request whose body may be read, and the limits of the body."""
 
-    caller: SoapCaller | None
+    caller: passwords.PasswordLogin | None
     limits: xml.XmlLimits
     is_anonymous: bool
 
@@ -75,7 +67,7 @@ class SoapRequest:
 
     envelope: envelope.SoapEnvelope
     addressing: addresses.Addressing | None
-    caller: SoapCaller | None
+    caller: passwords.PasswordLogin | None
     action: str  # the SOAPAction header, or the action of the content type
     path: str
     location: str
@@ -94,13 +86,15 @@ class SoapResponse:
 
 
 Handler = Callable[[SoapRequest], Awaitable[SoapResponse]]
-Authenticate = Callable[[str, str, str], Awaitable[SoapCaller]]  # name, password, client's address
-LoginCheck = Callable[[SoapCaller], Awaitable[bool]]  # whether the account still has its password and role
+#: From a name, a password and the client's address.
+Authenticate = Callable[[str, str, str], Awaitable[passwords.PasswordLogin]]
+#: Whether the account still has its password and role.
+LoginCheck = Callable[[passwords.PasswordLogin], Awaitable[bool]]
 DetectLogin = Callable[[bytes], Awaitable[bool]]
 Document = Callable[[str], bytes]  # from the URL of the endpoint
 
 
-async def always_current(_: SoapCaller) -> bool:
+async def always_current(_: passwords.PasswordLogin) -> bool:
     """The check of logins that never change."""
     return True
 
@@ -273,7 +267,7 @@ class SoapEndpoint:
         body = made(request.location) if request.method == "GET" else b""
         return http_server.HttpResponse(HTTPStatus.OK, body, "text/xml; charset=utf-8")
 
-    async def _caller(self, request: SoapHttpRequest) -> SoapCaller | None:
+    async def _caller(self, request: SoapHttpRequest) -> passwords.PasswordLogin | None:
         """The authenticated caller; wrong credentials are rejected even if none are needed."""
         authorization = request.headers.get("authorization")
         if self.authenticate is None:

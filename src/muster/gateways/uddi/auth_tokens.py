@@ -13,8 +13,8 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 
-from muster.gateways.soap import endpoint
 from muster.gateways.uddi.model import faults
+from muster.trust.login import passwords
 
 IDLE_S = 1_800.0
 AGE_S_MAX = 8 * 3_600.0
@@ -25,7 +25,7 @@ ALL_MAX = 10_000
 
 @dataclass(slots=True)
 class _Token:
-    caller: endpoint.SoapCaller
+    caller: passwords.PasswordLogin
     made_at_s: float
     used_at_s: float
     discarded: bool = False
@@ -42,7 +42,7 @@ class AuthTokens:
         self._tokens: dict[str, _Token] = {}
         self._by_publisher: dict[str, list[str]] = {}  # by publisher, oldest first
 
-    def issue(self, caller: endpoint.SoapCaller, now_s: float) -> str:
+    def issue(self, caller: passwords.PasswordLogin, now_s: float) -> str:
         mine = self._by_publisher.get(caller.name, [])
         for text in [text for text in mine if self._tokens[text].ends_at_s() + REMEMBERED_S < now_s]:
             self._remove(text)
@@ -61,7 +61,7 @@ class AuthTokens:
         self._by_publisher.setdefault(caller.name, []).append(text)
         return text
 
-    def caller(self, text: str, now_s: float) -> endpoint.SoapCaller:
+    def caller(self, text: str, now_s: float) -> passwords.PasswordLogin:
         token = self._tokens.get(text.strip())
         if token is None:
             raise faults.fault(

@@ -24,6 +24,7 @@ from muster.gateways.soap import endpoint as soap_endpoint
 from muster.gateways.wscontext import schema
 from muster.inform import activities as inform_activities
 from muster.inform import protocol
+from muster.trust.login import passwords
 from muster.trust.permissions import roles
 
 events = log.EventLog("wscontext")
@@ -33,7 +34,7 @@ REMEMBERED_MAX = 10_000  # users with a timeout of their own
 _ID = re.compile(r"(?:urn:)?(?:uuid:)?([0-9A-Za-z-]{1,64})\Z")
 
 #: Opens the activities with the identity of the caller.
-ConnectAs = Callable[[soap_endpoint.SoapCaller], AbstractAsyncContextManager[inform_activities.Activities]]
+ConnectAs = Callable[[passwords.PasswordLogin], AbstractAsyncContextManager[inform_activities.Activities]]
 
 
 def fault(
@@ -201,10 +202,10 @@ class WsContextHandler:
         except inform_activities.UnknownActivity as error:
             raise fault("unknownContextFault", error.message) from error
 
-    def _timeout_s(self, caller: soap_endpoint.SoapCaller) -> float:
+    def _timeout_s(self, caller: passwords.PasswordLogin) -> float:
         return self._timeouts_s.get(caller.name, inform_activities.TIMEOUT_S)
 
-    def _set_timeout(self, caller: soap_endpoint.SoapCaller, message: xml.XmlElement) -> None:
+    def _set_timeout(self, caller: passwords.PasswordLogin, message: xml.XmlElement) -> None:
         timeout = message.find(WSCTX("timeout"))
         if timeout is None:
             raise fault("generalFault", "the timeout is missing")

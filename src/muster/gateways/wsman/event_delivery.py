@@ -27,6 +27,7 @@ from muster.gateways.soap import endpoint as soap_endpoint
 from muster.gateways.wsman.wire import faults, namespaces, representations
 from muster.manage import client, protocol
 from muster.supervision import tasks
+from muster.trust.login import passwords
 
 events = log.EventLog("wsman")
 
@@ -42,7 +43,7 @@ RESPONSE_BYTES_MAX = 64 << 10
 _V12 = envelope.SoapVersion.V12
 
 #: Opens a management client with the identity of the caller.
-ConnectAs = Callable[[soap_endpoint.SoapCaller], AbstractAsyncContextManager[client.ManageClient]]
+ConnectAs = Callable[[passwords.PasswordLogin], AbstractAsyncContextManager[client.ManageClient]]
 
 
 class DeliveryRefused(errors.Refused):
@@ -102,7 +103,7 @@ class EventSubscriptions:
 
     async def begin(
         self,
-        caller: soap_endpoint.SoapCaller,
+        caller: passwords.PasswordLogin,
         subscription: EventSubscription,
         resources: Sequence[str],
         where: str,
@@ -170,7 +171,7 @@ class EventSubscriptions:
 
     async def _run(
         self,
-        caller: soap_endpoint.SoapCaller,
+        caller: passwords.PasswordLogin,
         subscription: EventSubscription,
         resources: Sequence[str],
         where: str,

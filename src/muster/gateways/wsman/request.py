@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from muster.core.formats import xml
 from muster.gateways.soap import endpoint, xsd_types
 from muster.gateways.wsman.wire import faults, headers, namespaces, representations
+from muster.trust.login import passwords
 
 TIMEOUT_S = 60.0  # of an operation without an OperationTimeout
 
@@ -22,7 +23,7 @@ class WsManRequest:
     """A SOAP request with its WS-Management headers."""
 
     def __init__(
-        self, call: endpoint.SoapRequest, read: headers.WsManHeaders, caller: endpoint.SoapCaller
+        self, call: endpoint.SoapRequest, read: headers.WsManHeaders, caller: passwords.PasswordLogin
     ) -> None:
         self.call = call
         self.headers = read

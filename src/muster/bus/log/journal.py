@@ -22,7 +22,7 @@ from muster.core import errors
 TRIM_FACTOR = 3
 TRIM_BYTES_MIN = 4 << 20  # a smaller log is not trimmed
 TRIM_BATCH_BYTES = 256 << 10  # of the oldest pages that are rewritten with one page
-WINDOW_MS = 120_000  # how long requests are recognised
+WINDOW_MS = 120_000  # how long requests are recognised, unless a service needs longer
 REQUESTS_MAX = 100_000
 
 
@@ -130,7 +130,9 @@ class LogTransaction:
 class LogJournal:
     """``bytes_max``: the budget. Deletions are appended up to it; other records leave ``reserve_bytes``."""
 
-    def __init__(self, state: LogState, *, bytes_max: int, reserve_bytes: int) -> None:
+    def __init__(
+        self, state: LogState, *, bytes_max: int, reserve_bytes: int, window_ms: int = WINDOW_MS
+    ) -> None:
         self.state = state
         self.log = ""
         self.epoch = 0
@@ -140,6 +142,7 @@ class LogJournal:
         self.requests: dict[str, pages_.LogRequest] = {}
         self._bytes_max = bytes_max
         self._reserve_bytes = reserve_bytes
+        self._window_ms = window_ms
 
     # Reading.
 
@@ -190,7 +193,7 @@ class LogJournal:
         """The position of the request with this id, if it was executed lately."""
         while self.requests:
             oldest = next(iter(self.requests.values()))
-            if now_ms - oldest.at_ms <= WINDOW_MS:
+            if now_ms - oldest.at_ms <= self._window_ms:
                 break
             del self.requests[oldest.id]
         known = self.requests.get(request)
@@ -269,7 +272,7 @@ class LogJournal:
                     record if record.version else msgspec.structs.replace(record, version=position)
                 )
             oldest.records.popleft()
-        known = [request for request in oldest.requests if now_ms - request.at_ms <= WINDOW_MS]
+        known = [request for request in oldest.requests if now_ms - request.at_ms <= self._window_ms]
         oldest.requests = []
         return LogTransaction(records, known=known)
 

@@ -45,7 +45,8 @@ class NotOwner(errors.Unavailable):
 
 class OwnedLog:
     """``state`` is changed here only, by stored records. ``bytes_max``: the budget; ``reserve_bytes`` of it
-    are for deletions. ``on_applied`` is called after each page with its last position."""
+    are for deletions. ``window_ms``: how long requests are recognised. ``on_applied`` is called after each
+    page with its last position."""
 
     def __init__(
         self,
@@ -55,13 +56,16 @@ class OwnedLog:
         *,
         bytes_max: int = 1 << 30,
         reserve_bytes: int = 1 << 20,
+        window_ms: int = journal_.WINDOW_MS,
         on_applied: Callable[[int], None] = lambda position: None,
         now_ms: Callable[[], int] = lambda: int(asyncio.get_running_loop().time() * 1000),
     ) -> None:
         self._stream = stream
         self._pages_subject = f"{subject}.page"
         self._body_subject = f"{subject}.body"
-        self._journal = journal_.LogJournal(state, bytes_max=bytes_max, reserve_bytes=reserve_bytes)
+        self._journal = journal_.LogJournal(
+            state, bytes_max=bytes_max, reserve_bytes=reserve_bytes, window_ms=window_ms
+        )
         self._on_applied = on_applied
         self._clock_ms = now_ms
         self._ahead_ms = 0  # of the log's time
@@ -370,12 +374,21 @@ class OwnedLog:
                 future.set_exception(error)
                 future.exception()  # its caller may be gone
 
+    async def resign(self) -> None:
+        """End the ownership. What is being stored ends first; the log is followed again."""
+        if not self._owner:
+            return
+        self._owner = False
+        if self._storing is not None:
+            await asyncio.wait([self._storing])
+        self._give_up("resigned")
+
     def _give_up(self, reason: str) -> None:
         """The ownership has ended. What waits was not stored; the log is followed again."""
         if self._owner:
             events.info("log-lost", log=self._pages_subject, epoch=self._journal.epoch, reason=reason)
-            if not self._stopped:
-                self._follow_on()
+        if self._following is None and not self._stopped:
+            self._follow_on()
         self._owner = False
         self._oldest = None
         self.lost_because = reason

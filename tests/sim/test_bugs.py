@@ -44,8 +44,7 @@ def test_a_bug_still_applies(patch: pathlib.Path):
 @pytest.mark.parametrize("patch", BUGS, ids=lambda patch: patch.stem)
 def test_a_bug_is_found(patch: pathlib.Path, tmp_path: pathlib.Path):
     shutil.copytree(test_seeds.ROOT / "src", tmp_path / "src")
-    shutil.copytree(test_seeds.ROOT / "tests" / "sim", tmp_path / "tests" / "sim")
-    shutil.copy(test_seeds.ROOT / "tests" / "__init__.py", tmp_path / "tests")
+    shutil.copytree(test_seeds.ROOT / "tests", tmp_path / "tests")
     apply(patch, tmp_path)
     output = test_seeds.simulate(
         "--parts",

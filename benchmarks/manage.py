@@ -31,7 +31,6 @@ from muster.core.settings import loader
 from muster.manage import client, protocol
 from muster.manage.manager import agent_calls, manager
 from muster.manage.registry import endpoint
-from muster.store import database
 from muster.trust import keyring
 from muster.trust.permissions import roles
 
@@ -73,7 +72,7 @@ def _sizes(quick: bool) -> list[int]:
 _FLEET = (
     f"{ON_A_CONNECTION} simulated resources on one agent and connection, all agents in one process; "
     f"heartbeats every {BEAT_S:g} s; a renewal lasts {endpoint.MANAGER_TTL_S:g} s; "
-    "one broker; registry with SQLite on disk, synced; everything on one machine"
+    "one broker, synced, which also has the registry's log; everything on one machine"
 )
 _AT_ONCE, _STEADY = "resources at once, 1 manager(s)", "resources on one manager"
 
@@ -186,7 +185,7 @@ async def _fleet(place: pathlib.Path, managers: int, resources: int) -> Any:
         running = await stack.enter_async_context(domain.Domain(settings))
         fleet = Fleet(running, stack)
         bus = await stack.enter_async_context(await running.connect("registry-1", roles.Role.REGISTRY))
-        await stack.enter_async_context(endpoint.RegistryEndpoint(bus, running.store))
+        await stack.enter_async_context(endpoint.RegistryEndpoint(bus))
         for number in range(1, managers + 1):
             name = f"manager-{number}"
             await fleet.worker(name, "manager", fleet.creds(name, roles.Role.MANAGER))
@@ -406,8 +405,7 @@ async def _topologies(place: pathlib.Path, rounds: int) -> list[harness.Row]:
         async def connect(name: str) -> Any:
             return await stack.enter_async_context(await bus_client.connect([hub.url], identity=name))
 
-        store = await stack.enter_async_context(await database.open(f"sqlite:{place / 'registry.db'}"))
-        await stack.enter_async_context(endpoint.RegistryEndpoint(await connect("registry-1"), store))
+        await stack.enter_async_context(endpoint.RegistryEndpoint(await connect("registry-1")))
         await stack.enter_async_context(manager.Manager(await connect("manager-1")))
         trust = await asyncio.to_thread(keyring.Keyring.create, place / "trust", "bench")
         host = stack.enter_context(

@@ -92,7 +92,6 @@ FILES = {
     "tests/inform/test_nodes.py": "many nodes",
     "tests/inform/test_views.py": "many nodes",
     "tests/manage/test_faults.py": "long scenarios",
-    "tests/manage/test_store_lost.py": "long scenarios",
     "tests/manage/test_topologies.py": "networks of brokers",
     "tests/manage/test_ways.py": "proxies and TLS",
     "tests/message/test_deep_queues.py": "deep queues",

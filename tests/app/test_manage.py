@@ -24,7 +24,6 @@ from muster.core import errors, messages
 from muster.core.settings import loader
 from muster.manage import client, protocol, settings
 from muster.manage.agent import agent
-from muster.store import api as store_api
 from muster.supervision import children
 from muster.testing.eventually import eventually
 from muster.trust import credentials, keyring, sealed_box
@@ -39,13 +38,8 @@ resources:
 """
 
 
-def test_a_registry_uses_all_settings_of_the_store(tmp_path):
-    flags = {
-        "domain.data_dir": str(tmp_path),
-        "store.max_bytes": 1 << 20,
-        "store.busy_timeout_s": 9.0,
-        "store.history_max_changes": 5_000,
-    }
+def test_a_registry_has_the_budget_of_the_settings(tmp_path):
+    flags = {"domain.data_dir": str(tmp_path), "retention.registry.max_bytes": 5 << 20}
     context: Any = types.SimpleNamespace(
         settings=loader.load(app_settings.Settings, flags=flags),
         folder=home.DomainFolder(tmp_path),
@@ -54,9 +48,7 @@ def test_a_registry_uses_all_settings_of_the_store(tmp_path):
     )
     task = management._worker_config(context, settings.ManageSettings(), "registry-1")
     received = msgspec.json.decode(msgspec.json.encode(task), type=worker.WorkerConfig)
-    assert received.store.url == f"sqlite:{tmp_path / 'store.db'}"
-    options = store_api.StoreOptions.from_settings(received.store)
-    assert (options.bytes_max, options.busy_timeout_s, options.history_changes_max) == (1 << 20, 9.0, 5_000)
+    assert received.registry_bytes == 5 << 20
 
 
 WITH_SECRET = MANIFEST.replace('"1000"]}', '"1000"], environment: {WORD: {secret: "store:word"}}}')

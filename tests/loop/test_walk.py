@@ -113,7 +113,7 @@ async def test_once_around_the_loop(tmp_path: Path):
 
         # Management: a registry, a manager, an agent with two real processes.
         await stack.enter_async_context(
-            endpoint.RegistryEndpoint(await connect("registry-1", roles.Role.REGISTRY), running.store)
+            endpoint.RegistryEndpoint(await connect("registry-1", roles.Role.REGISTRY))
         )
         await stack.enter_async_context(
             manager.Manager(await connect("manager-1", roles.Role.MANAGER), tick_s=0.05)

@@ -13,23 +13,21 @@ from muster.manage.adapters import base
 from muster.manage.agent import agent
 from muster.manage.manager import manager
 from muster.manage.registry import endpoint
-from muster.store import database
 from muster.trust import keyring
 
 
 class Fleet:
     """A domain's management in one process, each part with a connection of its own."""
 
-    def __init__(self, connect: Any, store: database.Store, folder: Any, stack: Any) -> None:
+    def __init__(self, connect: Any, folder: Any, stack: Any) -> None:
         self.connect = connect
-        self.store = store
         self.folder = folder
         self.stack = stack
         self.client: client.ManageClient
 
     async def registry(self, name: str = "registry-1", **options: Any) -> Any:
         options = {"lease_ttl_s": 3.0, "manager_ttl_s": 1.5, **options}
-        made = endpoint.RegistryEndpoint(await self.connect(name), self.store, **options)
+        made = endpoint.RegistryEndpoint(await self.connect(name), **options)
         return await self.stack.enter_async_context(made)
 
     async def manager(self, name: str = "manager-1") -> Any:
@@ -65,8 +63,7 @@ def broker_access(trust) -> Callable[[], Awaitable[base.BrokerAccess]]:
 @pytest.fixture
 async def fleet(connect, tmp_path):
     async with contextlib.AsyncExitStack() as stack:
-        store = await stack.enter_async_context(await database.open(f"sqlite:{tmp_path / 'registry.db'}"))
-        made = Fleet(connect, store, tmp_path / "agents", stack)
+        made = Fleet(connect, tmp_path / "agents", stack)
         made.client = client.ManageClient(await connect("ann"))
         yield made
 

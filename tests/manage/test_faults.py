@@ -1,9 +1,8 @@
-"""Faults of the store, the clock, the network, a manager during a rollout, and an adapter."""
+"""Faults of the clock, the network, a manager during a rollout, and an adapter."""
 
 from __future__ import annotations
 
 import asyncio
-import secrets
 from typing import Any, ClassVar
 
 import msgspec
@@ -16,14 +15,9 @@ from muster.manage import client, protocol, rows
 from muster.manage.adapters import base, memory
 from muster.manage.agent import agent
 from muster.manage.manager import manager, reconciler
-from muster.manage.registry import assignments, endpoint, record_store
-from muster.store import api as store_api
-from muster.store import database
+from muster.manage.registry import endpoint
 from muster.testing import virtual_clock
 from muster.testing.eventually import eventually, throughout
-from tests import postgres
-
-postgres_server = postgres.postgres_server
 
 
 def entry(name: str, agent: str = "host-a", **more: Any) -> dict[str, Any]:
@@ -37,104 +31,6 @@ async def small(fleet):
     fleet.man = await fleet.manager()
     fleet.host = await fleet.agent()
     return fleet
-
-
-# The store
-
-
-class Relay:
-    """Stands between a registry and its PostgreSQL, and can be cut."""
-
-    def __init__(self, port: int) -> None:
-        self._far = port
-        self._open: set[asyncio.StreamWriter] = set()
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self.port = 0
-
-    async def mend(self) -> None:
-        self._server = await asyncio.start_server(self._begin, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def cut(self) -> None:
-        self._server.close()
-        for writer in self._open:
-            writer.transport.abort()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._server.wait_closed()
-
-    def _begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(self._serve(reader, writer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._far)
-        self._open |= {writer, far_writer}
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(_carry(reader, far_writer))
-                group.create_task(_carry(far_reader, writer))
-        except* OSError:
-            pass
-        finally:
-            self._open -= {writer, far_writer}
-            writer.transport.abort()
-            far_writer.transport.abort()
-
-
-async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(65536):
-        writer.write(data)
-        await writer.drain()
-    writer.close()
-
-
-async def test_a_registry_on_postgresql_loses_it_for_a_while(fleet, postgres_server):
-    """Managers continue; requests are refused meanwhile; what the managers observed is stored afterwards."""
-    relay = Relay(postgres_server.port)
-    await relay.mend()
-    try:
-        url = postgres_server.url.replace(f":{postgres_server.port}/", f":{relay.port}/")
-        named = store_api.StoreOptions(namespace=f"t_{secrets.token_hex(6)}")
-        fleet.store = await fleet.stack.enter_async_context(
-            await database.open(url, settings=named, password=postgres_server.password)
-        )
-        await fleet.registry()
-        man, host = await fleet.manager(), await fleet.agent()
-        await fleet.client.create(entry("a", config={"value": 1}))
-        await fleet.client.wait("a", "up")
-        epoch = (await fleet.client.get("a"))[0].epoch
-
-        await relay.cut()
-        impatient = client.ManageClient(fleet.client._bus, timeout_s=3.0)
-        with pytest.raises(errors.MusterError):
-            await impatient.create(entry("b"))
-        held = man.renewal.valid_until
-        host.hosted["a"].adapter.die("oops")
-        await eventually(lambda: host.hosted["a"].adapter.state is health.HealthState.UP)
-        await eventually(lambda: man.renewal.valid_until > held + 2)
-        assert (await fleet.client.get("a"))[0].epoch == epoch, "reads go on, and nothing was reassigned"
-
-        await relay.mend()
-
-        async def caught_up():
-            return (await fleet.client.get("a"))[0].restarts == 1
-
-        await eventually(caught_up, timeout_s=30)
-        await fleet.client.put("a", config={"value": 2})
-        await fleet.client.wait("a", "up")
-        # What was acknowledged is there for the next registry.
-        second = await database.open(url, settings=named, password=postgres_server.password)
-        async with second:
-            loaded = assignments.AssignmentProcessor(term=10**9, ttl_s=1.0)
-            await record_store.RegistryRecords(second).load(loaded)
-            assert loaded.resources["a"].spec.config == {"value": 2}
-            assert loaded.statuses["a"].restarts == 1
-    finally:
-        await fleet.stack.aclose()
-        await relay.cut()
 
 
 # The clock
@@ -180,47 +76,44 @@ def test_managers_cut_off_from_agents_conclude_nothing_and_do_nothing():
         def wall() -> float:
             return 1_700_000_000 + asyncio.get_running_loop().time()
 
-        async with await database.open("sqlite::memory:") as store:
-            registry = endpoint.RegistryEndpoint(await net.connect("registry"), store)
-            boss = manager.Manager(await net.connect("manager-1"), clock=wall)
-            hosts = {
-                name: agent.Agent(
-                    await net.connect(name), zone=zone, beat_s=1.0, types=("memory",), clock=wall
-                )
-                for name, zone in (("e1", "east"), ("e2", "east"), ("w1", "west"))
-            }
-            await registry.start()
-            await boss.start()
-            for host in hosts.values():
-                await host.start()
-            fleet = client.ManageClient(await net.connect("ann"))
-            for name in hosts:
-                await fleet.create(entry(f"on-{name}", name))
-                await fleet.wait(f"on-{name}", "up")
+        registry = endpoint.RegistryEndpoint(await net.connect("registry"))
+        boss = manager.Manager(await net.connect("manager-1"), clock=wall)
+        hosts = {
+            name: agent.Agent(await net.connect(name), zone=zone, beat_s=1.0, types=("memory",), clock=wall)
+            for name, zone in (("e1", "east"), ("e2", "east"), ("w1", "west"))
+        }
+        await registry.start()
+        await boss.start()
+        for host in hosts.values():
+            await host.start()
+        fleet = client.ManageClient(await net.connect("ann"))
+        for name in hosts:
+            await fleet.create(entry(f"on-{name}", name))
+            await fleet.wait(f"on-{name}", "up")
 
-            def adapter(name: str) -> Any:
-                return hosts[name].hosted[f"on-{name}"].adapter
+        def adapter(name: str) -> Any:
+            return hosts[name].hosted[f"on-{name}"].adapter
 
-            def done(name: str) -> list[str]:
-                return list(adapter(name).done)
+        def done(name: str) -> list[str]:
+            return list(adapter(name).done)
 
-            before = {name: done(name) for name in hosts}
-            net.cut("e1", "e2")
-            rows = [await fleet.wait(f"on-{name}", "unknown") for name in ("e1", "e2")]
-            assert all("zone east has been silent" in row.reason for row in rows)
-            adapter("w1").die("oops")
-            await eventually(lambda: len(done("w1")) > len(before["w1"]))
-            await asyncio.sleep(120)
-            net.heal()
-            for name in hosts:
-                await fleet.wait(f"on-{name}", "up")
-            assert done("e1") == before["e1"]
-            assert done("e2") == before["e2"]
-            assert {row.epoch for row in rows} == {row.epoch for row in await fleet.get("on-e1", "on-e2")}
-            for host in hosts.values():
-                await host.stop()
-            await boss.abandon()
-            await registry.stop()
+        before = {name: done(name) for name in hosts}
+        net.cut("e1", "e2")
+        rows = [await fleet.wait(f"on-{name}", "unknown") for name in ("e1", "e2")]
+        assert all("zone east has been silent" in row.reason for row in rows)
+        adapter("w1").die("oops")
+        await eventually(lambda: len(done("w1")) > len(before["w1"]))
+        await asyncio.sleep(120)
+        net.heal()
+        for name in hosts:
+            await fleet.wait(f"on-{name}", "up")
+        assert done("e1") == before["e1"]
+        assert done("e2") == before["e2"]
+        assert {row.epoch for row in rows} == {row.epoch for row in await fleet.get("on-e1", "on-e2")}
+        for host in hosts.values():
+            await host.stop()
+        await boss.abandon()
+        await registry.stop()
 
     virtual_clock.run_virtual(story())
 

@@ -240,15 +240,14 @@ async def test_resources_are_spread_evenly_and_a_leaving_manager_releases_its_ow
     assert {row.manager for row in rows} == {"manager-1"}
 
 
-async def test_without_its_store_the_registry_keeps_managers_going_and_takes_nothing(small):
+async def test_while_nothing_can_be_stored_the_registry_keeps_managers_going_and_takes_nothing(small):
     await small.client.apply(manifest(memory("a", ", restart: {delay_s: 0.01}")))
     await small.client.wait("a", "up")
 
-    class Away:
-        def transaction(self) -> Any:
-            raise errors.Unavailable("the store is away")
+    async def refuse(*_: Any, **options: Any) -> None:
+        raise errors.Unavailable("nothing can be stored")
 
-    small.reg._records._store, kept = Away(), small.reg._records._store
+    small.reg.log.write, kept = refuse, small.reg.log.write
     with pytest.raises(errors.Unavailable):
         await small.client.apply(manifest(memory("b")))
     adapter = small.host.hosted["a"].adapter
@@ -256,7 +255,7 @@ async def test_without_its_store_the_registry_keeps_managers_going_and_takes_not
     adapter.die("oops")
     await eventually(lambda: adapter.state is health.HealthState.UP)
     await eventually(lambda: small.man.renewal.valid_until > before)
-    small.reg._records._store = kept
+    small.reg.log.write = kept
     await small.client.apply(manifest(memory("b")))
     await small.client.wait("b", "up")
 

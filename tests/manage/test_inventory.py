@@ -18,8 +18,8 @@ from muster.manage import protocol, rows
 from muster.manage.adapters import memory
 from muster.manage.agent import agent
 from muster.manage.registry import inventory, records
-from muster.store import backup, database
 from muster.testing.eventually import eventually
+from tests.manage import log_copies
 from tests.manage.assignment_cases import own, renew, two
 from tests.manage.test_registry import RegistryWorld, play, until
 
@@ -284,17 +284,15 @@ def test_what_is_deleted_between_two_pages_is_not_reported(monkeypatch):
     play(scenario)
 
 
-def test_a_restored_registry_deletes_nothing_that_it_cannot_know(tmp_path):
+def test_a_restored_registry_deletes_nothing_that_it_cannot_know():
     async def scenario(world: RegistryWorld) -> None:
         await world.apply("old")
-        await backup.backup(world.store, tmp_path / "backup")
+        copied = log_copies.copy_log(world.net)
         await world.apply("new")
         await world.registry.stop()
-        url = f"sqlite:{tmp_path / 'restored.db'}"
-        await backup.restore(url, tmp_path / "backup")
-        restored = await world.stack.enter_async_context(await database.open(url))
-        for name in ("registry-2", "registry-3"):  # the second one loads the same store
-            world.registry = await world.start_registry(name, restored)
+        await log_copies.restore_log(world.net, copied)
+        for name in ("registry-2", "registry-3"):  # the second one reads the same log
+            world.registry = await world.start_registry(name)
             await world.registry.acting.wait()
             await until(lambda: world.registry.presence.inventories.count("host-a") == 1)
             (orphan,) = await world.client.orphans()
@@ -309,20 +307,18 @@ def test_a_restored_registry_deletes_nothing_that_it_cannot_know(tmp_path):
     play(scenario)
 
 
-def test_a_registry_that_is_restored_again_still_deletes_nothing_that_it_cannot_know(tmp_path):
+def test_a_registry_that_is_restored_again_still_deletes_nothing_that_it_cannot_know():
     async def scenario(world: RegistryWorld) -> None:
         await world.apply("old")
-        await backup.backup(world.store, tmp_path / "0")
+        copied = log_copies.copy_log(world.net)
         await world.apply("new")
-        for number in range(2):  # the second backup is one of the restored store
+        for number in range(2):  # the second backup is one of the restored log
             await world.registry.stop()
-            url = f"sqlite:{tmp_path / f'{number}.db'}"
-            await backup.restore(url, tmp_path / f"{number}")
-            restored = await world.stack.enter_async_context(await database.open(url))
-            world.registry = await world.start_registry(f"registry-{number}", restored)
+            await log_copies.restore_log(world.net, copied)
+            world.registry = await world.start_registry(f"registry-{number}")
             await world.registry.acting.wait()
             await until(lambda: world.registry.presence.inventories.count("host-a") == 1)
-            await backup.backup(restored, tmp_path / f"{number + 1}")
+            copied = log_copies.copy_log(world.net)
         (orphan,) = await world.client.orphans()
         assert (orphan.name, orphan.is_deleted) == ("new", False)
         assert running(world.host) == {"old", "new"}

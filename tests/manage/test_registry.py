@@ -24,12 +24,11 @@ from muster.manage import client, protocol, rows
 from muster.manage.adapters import memory
 from muster.manage.agent import agent, operation_log, resource_host
 from muster.manage.manager import agent_calls, manager, reconciler, zones
-from muster.manage.registry import assignments, endpoint, operations, record_store, records
-from muster.store import api as store_api
-from muster.store import backup, database
+from muster.manage.registry import assignments, endpoint, operations, records
 from muster.testing import virtual_clock
 from muster.testing.eventually import eventually
 from muster.trust.permissions import roles
+from tests.manage import log_copies
 
 Scenario = Callable[["RegistryWorld"], Awaitable[None]]
 
@@ -40,7 +39,6 @@ class RegistryWorld:
     def __init__(self, net: network.SimulatedNetwork, stack: contextlib.AsyncExitStack) -> None:
         self.net: Any = net
         self.stack = stack
-        self.store: Any
         self.client: client.ManageClient
         self.registry: Any
         self.manager: manager.Manager
@@ -48,8 +46,7 @@ class RegistryWorld:
 
     async def start(self, host: agent.Agent | None = None) -> None:
         net, enter = self.net, self.stack.enter_async_context
-        self.store = await enter(await database.open("sqlite::memory:"))
-        self.registry = await self.start_registry("registry-1", self.store)
+        self.registry = await self.start_registry("registry-1")
         self.manager = await enter(manager.Manager(await net.connect("manager-1"), tick_s=0.1))
         clock = asyncio.get_running_loop().time
         self.host = await enter(
@@ -59,8 +56,8 @@ class RegistryWorld:
         self.client = client.ManageClient(await net.connect("ann"))
         await until(lambda: "host-a" in self.registry.processor.agents)
 
-    async def start_registry(self, name: str, store: database.Store) -> Any:
-        made = endpoint.RegistryEndpoint(await self.net.connect(name), store, manager_ttl_s=3.0)
+    async def start_registry(self, name: str) -> Any:
+        made = endpoint.RegistryEndpoint(await self.net.connect(name), manager_ttl_s=3.0)
         return await self.stack.enter_async_context(made)
 
     async def apply(self, *names: str, **fields: Any) -> None:
@@ -113,7 +110,7 @@ def test_an_election_of_the_leases_replaces_neither_the_registry_nor_managers(mo
 
     async def scenario(world: RegistryWorld) -> None:
         nonlocal has_leader
-        standby = await world.start_registry("registry-2", world.store)
+        standby = await world.start_registry("registry-2")
         for number in range(2, 5):
             await world.stack.enter_async_context(
                 manager.Manager(await world.net.connect(f"manager-{number}"))
@@ -140,7 +137,7 @@ def test_an_election_of_the_leases_replaces_neither_the_registry_nor_managers(mo
 
 def test_a_registry_that_is_cut_off_is_replaced_within_ten_seconds():
     async def scenario(world: RegistryWorld) -> None:
-        standby = await world.start_registry("registry-2", world.store)
+        standby = await world.start_registry("registry-2")
         await world.stack.enter_async_context(
             manager.Manager(await world.net.connect("manager-2"), tick_s=0.1)
         )
@@ -284,10 +281,10 @@ def test_an_agent_that_reports_an_absurd_epoch_harms_nothing_else():
         assert (bool(changes), refused) == (False, {"web": epoch})
 
 
-def test_a_restored_store_gives_epochs_beyond_all_that_were_given_since(tmp_path):
+def test_a_restored_log_gives_epochs_beyond_all_that_were_given_since():
     async def scenario(world: RegistryWorld) -> None:
         await world.apply("web")
-        await backup.backup(world.store, tmp_path / "backup")
+        copied = log_copies.copy_log(world.net)
         before = world.registry.processor.owners["web"].epoch
         for _ in range(3):  # what happens after the backup
             await world.manager.stop()
@@ -299,10 +296,8 @@ def test_a_restored_store_gives_epochs_beyond_all_that_were_given_since(tmp_path
         since = world.registry.processor.owners["web"].epoch
         assert since > before
         await world.registry.stop()
-        url = f"sqlite:{tmp_path / 'restored.db'}"
-        await backup.restore(url, tmp_path / "backup")
-        restored = await world.stack.enter_async_context(await database.open(url))
-        world.registry = await world.start_registry("registry-2", restored)
+        await log_copies.restore_log(world.net, copied)
+        world.registry = await world.start_registry("registry-2")
         await world.registry.acting.wait()
         await until(lambda: "web" in world.registry.processor.owners)
         assert world.registry.processor.owners["web"].epoch > since, "at once, without an agent's help"
@@ -310,7 +305,7 @@ def test_a_restored_store_gives_epochs_beyond_all_that_were_given_since(tmp_path
         await until(lambda: world.host.hosted["web"].record.epoch > since)
         await world.client.execute("web", "echo", {"text": "here"})
         await world.registry.stop()
-        third = await world.start_registry("registry-3", restored)
+        third = await world.start_registry("registry-3")
         await third.acting.wait()
         assert third.processor.epoch < epoch + 100, "a restart is no restore"
 
@@ -485,10 +480,10 @@ def test_rollouts_continue_after_a_failure_of_their_loop():
         rollouts = world.registry._handlers.rollouts
         read, failures = rollouts._headers, [ValueError("a record that cannot be read")]
 
-        async def headers() -> Any:
+        def headers() -> Any:
             if failures:
                 raise failures.pop()
-            return await read()
+            return read()
 
         rollouts._headers = headers
         await until(lambda: not failures)
@@ -509,7 +504,7 @@ def test_a_pause_that_was_not_stored_did_not_happen():
         await asyncio.sleep(5)
 
         async def away(_: Any) -> None:
-            raise errors.Unavailable("the store is away")
+            raise errors.Unavailable("nothing can be stored")
 
         world.registry.write, kept = away, world.registry.write
         with pytest.raises(errors.Unavailable):
@@ -592,37 +587,80 @@ def test_a_registry_that_gives_up_its_role_starts_no_rollout():
 # Writes in doubt
 
 
-def test_after_a_write_in_doubt_the_store_is_read_again(monkeypatch):
+@pytest.mark.parametrize("has_standby", [False, True])
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_a_request_whose_write_is_in_doubt_is_executed_once(is_stored: bool, has_standby: bool):
     async def scenario(world: RegistryWorld) -> None:
         await world.apply("web")
-        term, commit = world.registry.processor.term, world.store.engine.commit
+        standby = await world.start_registry("registry-2") if has_standby else world.registry
+        term, stream = world.registry.processor.term, world.registry.log._log._stream
 
-        async def doubtful(batch: Any) -> Any:
-            world.store.engine.commit = commit
-            await commit(batch)
-            raise store_api.CommitOutcomeUnknown("the connection broke while committing")
+        async def doubtful(*arguments: Any, **options: Any) -> int:
+            del stream.publish
+            if is_stored:
+                await stream.publish(*arguments, **options)
+            raise errors.TimedOut("no acknowledgement")
 
-        world.store.engine.commit = doubtful
+        stream.publish = doubtful
         entry = {"name": "late", "type": "memory", "agent": "host-a"}
-        with pytest.raises(errors.Unavailable):
-            await world.client.apply(json.dumps({"resources": [entry]}))
+        # Its client repeats it, and the next owner of the log answers.
+        result = await world.client.apply(json.dumps({"resources": [entry]}))
+        assert result.counts == ({"keep": 1} if is_stored else {"create": 1})
         await world.client.wait("late", "up", timeout_s=60)
-        assert world.registry.processor.term > term
+        acting = standby.processor or world.registry.processor
+        assert acting.term > term
+        assert acting.resources["late"].generation == 1
+
+    play(scenario)
+
+
+def test_a_frozen_owner_changes_nothing_after_another_one_has_the_log():
+    """It does not run while its lease ends, and is in the middle of a write when it goes on."""
+
+    async def scenario(world: RegistryWorld) -> None:
+        await world.apply("web")
+        frozen = world.registry
+        standby = await world.start_registry("registry-2")
+        await until(lambda: standby.log.age_s < 2)
+        publish, go_on = frozen.log._log._stream.publish, asyncio.Event()
+
+        async def held_back(*arguments: Any, **options: Any) -> Any:
+            await go_on.wait()
+            return await publish(*arguments, **options)
+
+        frozen.log._log._stream.publish = held_back
+        stale = protocol.ResourceSpec(name="stale", type="memory", agent="host-a")
+        writing = asyncio.create_task(frozen.commit(frozen.processor.apply([stale], "ann")))
+        await asyncio.sleep(0.1)
+        frozen._lease._run._tasks.cancel()  # it renews no more, and sees no time pass
+        frozen._lease._run._alarm and frozen._lease._run._alarm.cancel()
+        world.net.unplug("registry-1")
+        await until(lambda: standby.processor is not None, within_s=15)
+        await world.client.put("web", labels={"tier": "front"})
+        world.net.heal()
+        go_on.set()
+        with pytest.raises(errors.Unavailable):
+            await writing
+        assert "stale" not in standby.processor.resources
+        await until(lambda: "stale" not in frozen.log.fleet.resources and frozen.processor is None)
+        await until(lambda: frozen.log.fleet.resources["web"].spec.labels == {"tier": "front"}, within_s=60)
+
+    play(scenario)
 
     play(scenario)
 
 
 def test_a_commit_is_not_interrupted_by_its_callers_cancellation():
     async def scenario(world: RegistryWorld) -> None:
-        commit, begun, go = world.store.engine.commit, asyncio.Event(), asyncio.Event()
+        registry = world.registry
+        store, begun, go = registry.log.write, asyncio.Event(), asyncio.Event()
 
-        async def slow(batch: Any) -> Any:
+        async def slow(*arguments: Any, **options: Any) -> None:
             begun.set()
             await go.wait()
-            return await commit(batch)
+            await store(*arguments, **options)
 
-        world.store.engine.commit = slow
-        registry = world.registry
+        registry.log.write = slow
         spec = protocol.ResourceSpec(name="web", type="memory", agent="host-a")
 
         async def write() -> None:
@@ -869,38 +907,6 @@ async def test_a_claim_that_times_out_continues_at_its_position(connect, tmp_pat
         assert again.hosted["r7"].record.epoch == 1
 
 
-# Stored all or nothing
-
-
-async def test_a_decision_of_any_size_is_stored_whole_or_not_at_all(tmp_path):
-    async with await database.open(f"sqlite:{tmp_path / 'registry.db'}") as store:
-        kept, core = record_store.RegistryRecords(store), assignments.AssignmentProcessor(term=1, ttl_s=15)
-        await kept.load(core)
-        await kept.commit(core, records.RegistryChanges(agents={"a": records.AgentRecord()}))
-        specs = [protocol.ResourceSpec(name=f"r{i}", type="memory", agent="a") for i in range(1_200)]
-        await kept.commit(core, core.apply(specs, "u"))
-        core.renew("m", protocol.RenewRequest(boot=1), 0.0)
-        await kept.commit(core, core.assign())
-        transactions = 0
-        begin = store.transaction
-
-        def interrupted() -> Any:
-            nonlocal transactions
-            transactions += 1
-            if transactions > 1:
-                raise errors.Unavailable("killed here")
-            return begin()
-
-        store.transaction = interrupted  # type: ignore[method-assign]
-        with contextlib.suppress(errors.Unavailable):
-            await kept.commit(core, core.forget("a"))
-        store.transaction = begin  # type: ignore[method-assign]
-        loaded = assignments.AssignmentProcessor(term=2, ttl_s=15)
-        await kept.load(loaded)
-        loaded.check_invariants()
-        assert (len(loaded.resources), len(loaded.owners)) in ((1_200, 1_200), (0, 0))
-
-
 # Selecting
 
 
@@ -986,7 +992,7 @@ def test_a_request_whose_reply_is_lost_with_its_registry_is_executed_once(monkey
         await world.apply("web")
         known = records.RegistryChanges(agents={"host-b": records.AgentRecord()})
         await world.registry.commit(known)
-        second = await world.start_registry("registry-2", world.store)
+        second = await world.start_registry("registry-2")
         respond = server.RpcServer._respond
         lost: list[asyncio.Task[None]] = []
 
@@ -1004,42 +1010,32 @@ def test_a_request_whose_reply_is_lost_with_its_registry_is_executed_once(monkey
     play(scenario)
 
 
-def test_the_latest_executed_requests_are_recognised(monkeypatch):
-    monkeypatch.setattr(records, "REQUESTS_MAX", 3)
-    executed = records.ExecutedRequests()
-    for number in range(5):
-        executed.accept(executed.add(f"ann/{number}"))
-    assert [f"ann/{number}" in executed for number in range(5)] == [False, False, True, True, True]
-    assert executed.add("ann/3") == executed.add("") == {}
-    assert executed.add("ann/5") == {"ann/2": None, "ann/5": 6}
-
-
-def test_a_registry_whose_lease_ended_while_it_loaded_does_not_act():
+def test_a_registry_whose_lease_ended_while_it_took_the_log_does_not_act():
     async def scenario(world: RegistryWorld) -> None:
-        loads: list[bool] = []  # whether the lease was lost in the end
+        held: list[bool] = []  # whether the lease was held when it had the log
         acted: list[bool] = []
-        registry: Any = endpoint.RegistryEndpoint(await world.net.connect("registry-9"), world.store)
-        real = registry._records.load
+        registry: Any = await world.start_registry("registry-9")
+        own = registry.log.own
 
-        async def load_slowly(loaded: Any) -> None:
+        async def own_slowly(*arguments: Any) -> int:
             lease = registry._lease
-            if not loads:
+            if not held:
                 world.net.unplug("registry-9")
                 await lease.lost.wait()
                 world.net.heal()
-            await real(loaded)
-            loads.append(lease.lost.is_set())
+            term: int = await own(*arguments)
+            held.append(lease.held)
+            return term
 
         class RecordedEvent(asyncio.Event):
             def set(self) -> None:
-                acted.append(loads[-1])
+                acted.append(held[-1])
                 super().set()
 
-        registry._records.load, registry.acting = load_slowly, RecordedEvent()
+        registry.log.own, registry.acting = own_slowly, RecordedEvent()
         await world.registry.stop()
-        async with registry:
-            await registry.acting.wait()
-        assert (loads, acted) == ([True, False], [False])
+        await registry.acting.wait()
+        assert (held, acted) == ([False, True], [True])
 
     play(scenario)
 

@@ -1,29 +1,31 @@
-"""The registry's core against a naive model, on a real store.
+"""The registry's core against a naive model, on a log of the simulated bus.
 
-Random operations, commits that fail, are cancelled or are in doubt, crashes, restores from a backup, managers
-that lose answers and clocks that jump.  Checked: what is stored is the state before a decision or the state
-after it, never a part; memory is what is stored; a manager that has asked knows what it owns; a resource's
-epoch rises; and in the end every resource is obeyed by its agent under its owner's epoch.
+Random operations, commits that fail, are cancelled or are in doubt, crashes after which a standby or a new
+process continues, restores from a backup, managers that lose answers and clocks that jump.  Checked: what is
+stored is the state before a decision or the state after it, never a part; memory is what is stored, on a
+standby too; a manager that has asked knows what it owns; a resource's epoch rises; and in the end every
+resource is obeyed by its agent under its owner's epoch.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import tempfile
 from collections.abc import Coroutine
-from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import hypothesis
 from hypothesis import stateful
 from hypothesis import strategies as st
 
+from muster.bus.log import journal, pages
+from muster.bus.memory import network, storage
 from muster.core import errors, health
 from muster.manage import protocol
-from muster.manage.registry import assignments, record_store, records
-from muster.store import api as store_api
-from muster.store import backup, database
+from muster.manage.registry import assignments, records, registry_log
+from muster.testing import virtual_clock
+from tests.manage import log_copies
 
 TTL_S = 15.0
 AGENTS = ["a", "b"]
@@ -36,7 +38,9 @@ few = st.lists(names, min_size=1, max_size=3, unique=True)
 some_names = st.one_of(few, few, st.just(BULK))
 agents = st.sampled_from(AGENTS)
 managers = st.sampled_from(MANAGERS)
-#: What becomes of a commit, and at which of the engine's transactions.
+PAGE_BYTES = 20_000  # smaller than the decision about `BULK`, which is stored as a body
+TRIM_BYTES_MIN = 100_000
+#: What becomes of a commit, and at which of its messages.
 fates = st.sampled_from(["stored"] * 3 + ["refused", "cancelled", "in doubt"])
 turns = st.sampled_from([1, 2, 3])
 
@@ -100,11 +104,13 @@ def core_state(core: assignments.AssignmentProcessor) -> tuple[Any, ...]:
 class Registries(stateful.RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.runner = asyncio.Runner()
-        self.stack = contextlib.AsyncExitStack()
-        self.folder = Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
-        self.store = self.run(self._open("sqlite::memory:"))
-        self.records = record_store.RegistryRecords(self.store)
+        self.runner = asyncio.Runner(loop_factory=virtual_clock.VirtualLoop)
+        self.stack = contextlib.ExitStack()
+        self.stack.enter_context(mock.patch.object(pages, "PAGE_BYTES", PAGE_BYTES))
+        self.stack.enter_context(mock.patch.object(journal, "TRIM_BYTES_MIN", TRIM_BYTES_MIN))
+        self.net = network.SimulatedNetwork(1)
+        self.log: Any = None
+        self.standby = self.run(self._open())
         self.term = 0
         self.now = 1_000.0
         self.model = RegistryModel()
@@ -112,7 +118,7 @@ class Registries(stateful.RuleBasedStateMachine):
         self.boots = 0
         self.obeyed: dict[str, int] = {}  # by agents, of a resource: the highest epoch
         self.epochs: dict[str, int] = {}  # of each resource that is there: the last given
-        self.backups: list[tuple[Path, RegistryModel]] = []
+        self.backups: list[tuple[storage.SimulatedLog, RegistryModel]] = []
         self.interruptions: list[tuple[str, int]] = []
         self.core: assignments.AssignmentProcessor
         self.act()
@@ -120,35 +126,45 @@ class Registries(stateful.RuleBasedStateMachine):
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self.runner.run(work)
 
-    async def _open(self, url: str) -> Any:
-        store: Any = await self.stack.enter_async_context(await database.open(url))
-        commit = store.engine.commit
+    async def _open(self) -> Any:
+        log: Any = await registry_log.RegistryLog.open(await self.net.connect("registry"), ttl_s=TTL_S)
+        await log.start()
+        publish = log._log._stream.publish
 
-        async def interrupted(batch: Any) -> Any:
+        async def interrupted(*arguments: Any, **options: Any) -> Any:
             if not self.interruptions:
-                return await commit(batch)
+                return await publish(*arguments, **options)
             fate, turn = self.interruptions[0]
             self.interruptions[0] = (fate, turn - 1)
             if turn > 1:
-                return await commit(batch)
+                return await publish(*arguments, **options)
             self.interruptions.clear()
             if fate == "refused":
-                raise errors.Unavailable("the disk is away")
-            outcome = await commit(batch)
+                raise errors.LimitExceeded("the disk is full")
+            sequence = await publish(*arguments, **options)
             if fate == "in doubt":
-                raise store_api.CommitOutcomeUnknown("the connection broke")
-            return outcome
+                raise errors.TimedOut("the connection broke")
+            return sequence
 
-        store.engine.commit = interrupted
-        return store
+        log._log._stream.publish = interrupted
+        return log
 
-    def act(self) -> None:
-        """A registry begins a term."""
-        self.term += 1
-        self.core = assignments.AssignmentProcessor(
-            term=self.term, ttl_s=TTL_S, session=self.term * 1_000_000
-        )
-        self.run(self.records.load(self.core))
+    async def _end(self) -> None:
+        for log in (self.log, self.standby):
+            if log is not None:
+                await log.stop()
+
+    def act(self, *, is_warm: bool = True) -> None:
+        """A registry begins a term: the standby, or a new process."""
+        former = self.log
+        self.log, self.standby = self.standby, self.run(self._open())
+        if not is_warm:
+            self.log, self.standby = self.standby, self.log
+        self.term = self.run(self.log.own(self.term + 1))
+        if former is not None:
+            self.run(former.stop())
+        self.core = self.log.fleet
+        self.core.begin_term(self.term, self.term * 1_000_000)
         self.core.check_invariants()
 
     def commit(
@@ -162,12 +178,12 @@ class Registries(stateful.RuleBasedStateMachine):
             self.interruptions = [(fate, turn)]
         try:
             self.run(self._commit(changes, cancelled=fate == "cancelled"))
-        except store_api.CommitOutcomeUnknown:
+        except errors.Unavailable:
             self._read_again(before, after)
             return False
-        except errors.Unavailable:
+        except errors.LimitExceeded:
             assert fate == "refused"
-            self._read_again(before, after)
+            self._accepted(before)
             return False
         except asyncio.CancelledError:
             pass  # and it was stored all the same
@@ -177,7 +193,8 @@ class Registries(stateful.RuleBasedStateMachine):
         return True
 
     async def _commit(self, changes: records.RegistryChanges, *, cancelled: bool) -> None:
-        work = asyncio.ensure_future(record_store.finish(self.records.commit(self.core, changes)))
+        changed = registry_log.written(changes, epoch=self.core.epoch)
+        work = asyncio.ensure_future(registry_log.finish(self.log.write(changed)))
         if cancelled:
             await asyncio.sleep(0)
             work.cancel()
@@ -402,48 +419,39 @@ class Registries(stateful.RuleBasedStateMachine):
 
     # Ends and beginnings
 
-    @stateful.rule()
-    def crash(self) -> None:
+    @stateful.rule(is_warm=st.booleans())
+    def crash(self, is_warm: bool) -> None:
         before = core_state(self.core)
-        self.act()
+        self.act(is_warm=is_warm)
         assert core_state(self.core) == before, "memory was not what is stored"
 
     @stateful.precondition(lambda self: len(self.backups) < 2)
     @stateful.rule()
     def back_up(self) -> None:
-        path = self.folder / f"backup-{len(self.backups)}"
-        self.run(backup.backup(self.store, path))
-        self.backups.append((path, self.model))
+        self.backups.append((log_copies.copy_log(self.net), self.model))
 
     @stateful.precondition(lambda self: self.backups)
-    @stateful.rule(noticed=st.booleans())
-    def restore(self, noticed: bool) -> None:
-        path, model = self.backups.pop()
+    @stateful.rule(is_marked=st.booleans())
+    def restore(self, is_marked: bool) -> None:
+        """Not ``is_marked``: as where files of the broker were copied back."""
+        copied, model = self.backups.pop()
         self.backups.clear()
-        url = f"sqlite:{self.folder / f'restored-{self.term}.db'}"
-        self.run(backup.restore(url, path))
-        arguments = max(self.core.epoch, 0)
-        self.store = self.run(self._open(url))
-        self.records = record_store.RegistryRecords(self.store)
-        if not noticed:  # as where files of the database were copied back
-
-            def hide(tx: Any) -> None:
-                tx.put(record_store.META, record_store.IDENTITY, self.store.identity.encode())
-
-            self.run(self.records.write(self.term, hide))
+        epoch = self.core.epoch
+        self.run(self._end())
+        self.run(log_copies.restore_log(self.net, copied, is_marked=is_marked))
+        self.log, self.standby = None, self.run(self._open())
         self.act()
         self.epochs = {}
         self._accepted(model)
-        assert not noticed or self.core.epoch >= arguments, (
-            "a restored registry goes on beyond what was given"
-        )
+        assert not is_marked or self.core.epoch >= epoch, "a restored registry goes on beyond what was given"
 
     def teardown(self) -> None:
         try:
-            self.crash()
+            self.crash(False)
             self._settle()
+            self.run(self._end())
         finally:
-            self.run(self.stack.aclose())
+            self.stack.close()
             self.runner.close()
 
     def _settle(self) -> None:
@@ -476,7 +484,7 @@ class Registries(stateful.RuleBasedStateMachine):
 
 TestRegistries = Registries.TestCase
 TestRegistries.settings = hypothesis.settings(
-    max_examples=25,
+    max_examples=150,
     stateful_step_count=20,
     deadline=None,
     suppress_health_check=list(hypothesis.HealthCheck),

@@ -89,11 +89,8 @@ def test_managers_and_rollouts_come_in_pages(monkeypatch):
         for item in made:
             item.state = rollout.DONE
 
-        def fill(tx: Any) -> None:
-            for entry in made:
-                rollout_executor._put(tx, entry, {})
-
-        await world.registry.write(fill)
+        for entry in made:
+            await world.registry.write(rollout_executor._records(entry, {}))
         page = await world.client._read(dict[str, Any], "rollouts")
         assert len(page["items"]) == 7
         assert page["next"] is not None
@@ -190,15 +187,8 @@ def test_secrets_come_in_pages_and_name_some_of_their_users(monkeypatch):
         kept = secrets.SealedSecret(box="", by="ann", at_ms=1)
         names = [f"{LONG}{i:05}" for i in range(2_500)]
 
-        def fill(tx: Any) -> None:
-            for name in names:
-                tx.put(
-                    secret_store.SECRETS,
-                    name,
-                    json.dumps({"box": kept.box, "by": "ann", "at_ms": 1}).encode(),
-                )
-
-        await world.registry.write(fill)
+        record = json.dumps({"box": kept.box, "by": "ann", "at_ms": 1}).encode()
+        await world.registry.write([(secret_store.SECRETS, name, record) for name in names])
         config = {"key": {"secret": f"store:{names[0]}"}, "again": {"secret": f"store:{names[0]}"}}
         users = [
             protocol.ResourceSpec(name=f"r{i:05}", type="memory", agent="nowhere", config=config)

@@ -90,7 +90,7 @@ async def secured(tmp_path):
     async with contextlib.AsyncExitStack() as stack:
         running: Any = await stack.enter_async_context(domain.Domain(made, parts=factories.components(made)))
         registry = await stack.enter_async_context(await running.connect("registry-1", roles.Role.REGISTRY))
-        await stack.enter_async_context(endpoint.RegistryEndpoint(registry, running.store))
+        await stack.enter_async_context(endpoint.RegistryEndpoint(registry))
         bus = await stack.enter_async_context(await running.connect("manager-1", roles.Role.MANAGER))
         await stack.enter_async_context(manager.Manager(bus, tick_s=0.05))
         admin = await stack.enter_async_context(await running.connect("admin", roles.Role.OPERATOR))

@@ -110,7 +110,7 @@ UNSUPERVISED = {
     "manage/adapters/process.py: ProcessAdapter._reach": "awaited by the operation",
     "manage/adapters/process.py: ProcessAdapter._wait_for_end": "awaited in place",
     "manage/registry/operations.py: _send_page": "awaited in place",
-    "manage/registry/record_store.py: finish": "awaited in place",
+    "manage/registry/registry_log.py: finish": "awaited in place",
     "app/supervisor/dispatcher_process.py: run": "awaited in place",
     "message/dispatcher/leadership.py: DispatcherLeadership._run": "awaited in place",
     "message/dispatcher/leadership.py: DispatcherLeadership._run_dispatcher": "awaited in place",
@@ -402,6 +402,7 @@ async def test_a_failure_of_each_loop_of_management_is_counted_shown_and_followe
     script = tmp_path / "query.py"
     script.write_text("import time\ntime.sleep(600)\n")
     await fleet.registry()
+    await fleet.registry("registry-2")  # follows the log
     await fleet.manager()
     await fleet.agent(broker_access=broker_access)
     page = await server.serve({"/": lambda _: server.text("ok")}, "127.0.0.1", 0)

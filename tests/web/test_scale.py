@@ -7,18 +7,16 @@ import json
 import time
 from typing import Any
 
-import msgspec
 import psutil
 import pytest
 
-from muster.app import home, identities
+from muster.app import domain, home, identities
 from muster.app.components import web
 from muster.core import messages
 from muster.core.reports import columns
 from muster.manage import protocol
-from muster.manage.registry import record_store, records
+from muster.manage.registry import records, registry_log
 from muster.monitor import protocol as monitor_protocol
-from muster.store import database
 from muster.trust.permissions import roles
 from tests.web import conftest
 from tests.web.conftest import ARTEFACTS, Api, Running, wait_until
@@ -30,18 +28,21 @@ PAGES = ("/", "/tree", "/resources", "/managers", "/group?name=g7")
 
 
 async def fill_registry(running: Running) -> None:
-    """Straight into the store, as if they had been applied long ago."""
-    folder = running.settings.domain.folder
-    store = await database.open(f"sqlite:{folder / 'store.db'}")
-    async with store:
+    """Straight into the log, as if they had been applied long ago."""
+    async with (
+        domain.Domain(running.settings) as started,
+        await started.connect("loader", roles.Role.REGISTRY) as bus,
+        await registry_log.RegistryLog.open(bus) as log,
+    ):
+        await log.own(1)
         for first in range(0, COUNT, 5_000):
-            async with store.transaction() as transaction:
-                for number in range(first, first + 5_000):
-                    spec = protocol.ResourceSpec(
-                        name=f"r-{number:06}", type="memory", agent="elsewhere", group=f"g{number % 100}"
-                    )
-                    made = records.ResourceRecord(spec=spec, generation=1, by="admin")
-                    transaction.put(record_store.RESOURCES, spec.name, msgspec.json.encode(made))
+            changes = records.RegistryChanges()
+            for number in range(first, first + 5_000):
+                spec = protocol.ResourceSpec(
+                    name=f"r-{number:06}", type="memory", agent="elsewhere", group=f"g{number % 100}"
+                )
+                changes.resources[spec.name] = records.ResourceRecord(spec=spec, generation=1, by="admin")
+            await log.write(registry_log.written(changes, epoch=0))
 
 
 async def fill_reports(running: Running) -> None:

@@ -16,7 +16,6 @@ from muster.manage.adapters import base
 from muster.manage.agent import agent, resource_host
 from muster.manage.manager import manager
 from muster.manage.registry import endpoint
-from muster.store import api, database
 from tests.sim import domain as domain_
 from tests.sim import history, host
 
@@ -193,9 +192,7 @@ class ResourcePart:
 
     async def _registry(self, machine: host.Host) -> None:
         bus = await machine.connect()
-        database_file = machine.folder.parent / "registry.db"  # one database server for all registries
-        store = await database.open(f"sqlite:{database_file}", settings=api.StoreOptions(sync="normal"))
-        made = endpoint.RegistryEndpoint(bus, store, lease_ttl_s=4.0, manager_ttl_s=4.0)
+        made = endpoint.RegistryEndpoint(bus, lease_ttl_s=4.0, manager_ttl_s=4.0)
         await made.start()
         self._registries[machine.name] = made
         while True:

@@ -302,10 +302,6 @@ def _worker_config(
         context.servers(),
         not base_settings.bus.servers and base_settings.bus.uses_tls,
     )
-    scheme, _, path = base_settings.store.url.partition(":")
-    store = base_settings.store
-    if scheme == "sqlite" and path != ":memory:":
-        store = msgspec.structs.replace(store, url=f"sqlite:{context.folder.root / path}")
     direct = worker.DirectPort()
     if kind == "manager":
         direct = worker.direct_port(context, manage_settings.direct_ports, int(rest.rpartition("-")[2]))
@@ -316,7 +312,6 @@ def _worker_config(
         creds=str(creds),
         ca=str(certificates.bundle(base_settings)) if uses_tls else None,
         keys=str(base_settings.keys_folder),
-        store=store,
         folder=str(context.folder.agent),
         zone=base_settings.domain.zone,
         beat_s=manage_settings.beat_s,
@@ -328,6 +323,7 @@ def _worker_config(
         log_bytes_max=log_files.file_bytes(base_settings, 2 * len(_names(manage_settings))),
         log_age_s=base_settings.retention.logs.max_age_s,
         replicas=base_settings.bus.replicas,
+        registry_bytes=base_settings.retention.registry.max_bytes,
         share_per_identity=base_settings.bus.share_per_identity,
         log_level=base_settings.log.level,
         health=msgspec.structs.replace(base_settings.health, port=0),

@@ -49,10 +49,13 @@ from muster.core import errors
 from muster.core import files as core_files
 from muster.core.settings import loader
 from muster.core.settings import sections as settings_
+from muster.manage import protocol
+from muster.manage.registry import registry_log
 from muster.pipeline.job import state_copy
 from muster.store import backup as store_backup
 from muster.store import database
 from muster.trust import private_files
+from muster.trust.permissions import roles
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -162,6 +165,8 @@ async def restore(
                         progress(f"stream {stream.name}", done / steps)
                         pieces = _pieces(work / STREAMS / stream.name)
                         await snapshots.restore(bus, stream.config, stream.state, pieces)
+                    if any(stream.name == protocol.STREAM for stream in manifest.streams):
+                        await _mark_registry(started)
                 await asyncio.to_thread(_put_in_place, outside, fresh.root, place.root)
                 in_place = True
         except BaseException:
@@ -203,6 +208,13 @@ async def _administrator(started: domain.Domain) -> client.NatsBus:
     bus = await started.connect(identities.ADMINISTRATOR, identities.OWN[identities.ADMINISTRATOR])
     assert isinstance(bus, client.NatsBus)
     return bus
+
+
+async def _mark_registry(started: domain.Domain) -> None:
+    max_bytes = started.settings.retention.registry.max_bytes
+    bus = await started.connect("registry-1", roles.Role.REGISTRY)
+    async with bus, await registry_log.RegistryLog.open(bus, max_bytes=max_bytes) as log:
+        await log.mark_restored()
 
 
 @contextlib.asynccontextmanager

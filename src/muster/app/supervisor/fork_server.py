@@ -155,7 +155,6 @@ def _send(message: ForkServerMessage, to: int = 1) -> None:
 
 def main() -> None:
     from muster.app.supervisor import worker
-    from muster.store.sqlite import engine  # noqa: F401  (a registry opens it)
 
     lifeline = int(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)

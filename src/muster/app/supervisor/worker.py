@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import functools
 import gc
-import os
 import pathlib
 import signal
 import ssl
@@ -30,7 +29,7 @@ from muster.bus.http import health as http_health
 from muster.bus.rpc import admission
 from muster.core import errors, health, units
 from muster.core.net import tls as tls_
-from muster.core.settings import domain, loader
+from muster.core.settings import domain
 from muster.core.telemetry import log, metrics
 from muster.gateways.uddi import mount
 from muster.inform import protocol as inform_protocol
@@ -41,9 +40,7 @@ from muster.manage import forwarding, protocol
 from muster.manage.adapters import base
 from muster.manage.agent import agent
 from muster.manage.manager import manager
-from muster.manage.registry import endpoint
-from muster.store import api as store_api
-from muster.store import database
+from muster.manage.registry import endpoint, registry_log
 from muster.supervision import tasks
 from muster.trust import certificates, credentials, identity_roles, jwt, keyring, peer_admission
 from muster.trust.permissions import roles
@@ -87,7 +84,6 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     creds: str
     ca: str | None = None
     keys: str = ""
-    store: domain.StoreSettings = msgspec.field(default_factory=domain.StoreSettings)  # of a registry
     folder: str = ""
     zone: str = "default"
     beat_s: float = 5.0
@@ -105,6 +101,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     inform: inform_settings.InformSettings = inform_settings.DEFAULT  # of an information node
     view: str = ""  # its file
     contexts_bytes: int = context_log.MAX_BYTES
+    registry_bytes: int = registry_log.MAX_BYTES
     pages: str = ""  # the folder for the address of its health pages
 
 
@@ -133,14 +130,13 @@ async def run(task: WorkerConfig, stop: asyncio.Event, ready: Callable[[], None]
         report: Callable[[], http_health.HealthReport] = http_health.HealthReport
         match task.kind:
             case "registry":
-                store = await stack.enter_async_context(await _open_store(task))
                 member: Any = endpoint.RegistryEndpoint(
                     bus,
-                    store,
                     lease_ttl_s=task.lease_ttl_s,
                     manager_ttl_s=task.manager_ttl_s,
                     authorize=RequestAuthorizer(pathlib.Path(task.keys)),
                     replicas=task.replicas,
+                    max_bytes=task.registry_bytes,
                     open_key=lambda: keyring.Keyring.open(pathlib.Path(task.keys)).key_of_secrets(),
                 )
             case "manager":
@@ -179,14 +175,6 @@ async def run(task: WorkerConfig, stop: asyncio.Event, ready: Callable[[], None]
         conditions[task.kind] = report
         ready()
         await stop.wait()
-
-
-async def _open_store(task: WorkerConfig) -> database.Store:
-    password = None
-    if task.store.password:
-        password = await asyncio.to_thread(loader.read_secret, task.store.password, os.environ)
-    options = store_api.StoreOptions.from_settings(task.store)
-    return await database.open(task.store.url, settings=options, password=password)
 
 
 def node_health(of: node.InformationNode) -> http_health.HealthReport:

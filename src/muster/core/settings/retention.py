@@ -93,6 +93,13 @@ class RetentionSettings(sections.SettingsSection, frozen=True, kw_only=True):
     states: Annotated[RetentionBudget, doc("Stream: changes of receivers' models, states and policies.")] = (
         _budget(_GIB, 0.0, "refuse")
     )
+    registry: Annotated[
+        RetentionBudget,
+        doc(
+            "Stream: the records of the registry (resources, owners, states, secrets, rollouts, enrolment "
+            "tokens). Up to two thirds of it can be current records; 100,000 resources have some 100 MB."
+        ),
+    ] = _budget(_GIB, 0.0, "refuse")
     contexts: Annotated[RetentionBudget, doc("Stream: the log of contexts and service entries.")] = _budget(
         _GIB, 0.0, "refuse"
     )
@@ -153,6 +160,7 @@ class RetentionSettings(sections.SettingsSection, frozen=True, kw_only=True):
             "matches": self.events,  # apart: acknowledgements need room when events have none
             "receivers": self.states,
             "notifications": self.notifications,
+            "registry": self.registry,
             "contexts": self.contexts,
             "reports": self.reports_sized(),
             "summaries": self.summaries,

@@ -1,11 +1,11 @@
 """The registry's state in memory and the decisions that follow from it. Pure.
 
 It assigns resources to managers evenly, expires managers that did not renew, and reassigns their resources
-with a higher epoch. Each decision is a `records.RegistryChanges`, which the endpoint commits to the store and
-then passes to `accept`: memory never contains what the store does not.
+with a higher epoch. Each decision is a `records.RegistryChanges`. The endpoint appends it to the log, and
+what is stored is passed to `accept` (`registry_log`): memory never contains what the log does not.
 
 Epochs come from one counter for all resources, so a resource that is deleted and created again has a higher
-epoch than before. A registry whose store was restored from a backup could assign epochs that agents have
+epoch than before. A registry whose log was restored from a backup could assign epochs that agents have
 already seen. In that case the manager reports the epoch that the agent accepted
 (`protocol.ResourceStatus.superseded_by`), and the resource gets a higher one. This raises the epoch of that
 resource only, so a malicious agent affects only the resources it hosts.
@@ -13,16 +13,17 @@ resource only, so a malicious agent affects only the resources it hosts.
 
 from __future__ import annotations
 
+import bisect
 import copy
 import heapq
 import itertools
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 import msgspec
 
 from muster.core import errors, health, subjects
 from muster.manage import protocol
-from muster.manage.registry import assignment_changes, records
+from muster.manage.registry import records
 
 EPOCH_MAX = 1 << 62  # bound for epochs that an agent reports: a higher one always exists
 # Owners changed in one commit; the rest follows in the next.
@@ -40,6 +41,75 @@ ENDS = (*WORKS, health.HealthState.FAILED)  # what the desired state leads to, i
 SLACK = 0.1  # managers may deviate from an even share by this fraction before resources are moved
 
 
+class AssignmentChanges:
+    """Changes for each manager, in an order that allows sending them in pages.
+
+    Each change has its own revision. A manager states the revision up to which it knows its assignments and
+    receives the changes after it. A page may end anywhere; a change that arrives between two pages is on a
+    later page.
+    """
+
+    def __init__(self) -> None:
+        self.revision = 1
+        self.released: dict[
+            str, dict[str, int]
+        ] = {}  # by manager: the released resources and the revision of each
+        self._assigned: dict[
+            str, tuple[str, int]
+        ] = {}  # by resource: its manager and the revision of the last change
+        # By manager: (revision, resource), oldest first; a later change of a resource adds another entry.
+        self._logs: dict[str, list[tuple[int, str]]] = {}
+        self._live: dict[str, int] = {}  # by manager: the number of valid entries in its log
+
+    def assign(self, manager: str, resource: str) -> None:
+        """The resource belongs to this manager, and something about it changed."""
+        before = self._assigned.get(resource)
+        if before is None or before[0] != manager:
+            self._live[manager] = self._live.get(manager, 0) + 1
+        self.released.get(manager, {}).pop(resource, None)
+        self._assigned[resource] = (manager, self.revision + 1)
+        self._append(manager, resource)
+
+    def release(self, manager: str, resource: str, *, notify: bool) -> None:
+        """The resource no longer belongs to this manager; ``notify``: the manager has to be informed."""
+        if self._assigned.pop(resource, ("", 0))[0] == manager:
+            self._live[manager] -= 1
+        if notify:
+            self.released.setdefault(manager, {})[resource] = self.revision + 1
+            self._append(manager, resource)
+
+    def confirm(self, manager: str, revision: int) -> None:
+        """The manager has received all changes up to this revision."""
+        released = self.released.get(manager, {})
+        for resource in [name for name, at in released.items() if at <= revision]:
+            del released[resource]
+
+    def forget(self, manager: str) -> None:
+        """The manager will receive all its assignments again."""
+        self.released.pop(manager, None)
+        self._compact(manager)
+
+    def since(self, manager: str, revision: int) -> Iterator[tuple[int, str, bool]]:
+        """Later changes, oldest first: revision, resource, and whether it was released."""
+        log, released = self._logs.get(manager, []), self.released.get(manager, {})
+        for index in range(bisect.bisect_right(log, revision, key=lambda entry: entry[0]), len(log)):
+            at, resource = log[index]
+            if self._assigned.get(resource) == (manager, at):
+                yield at, resource, False
+            elif released.get(resource) == at:
+                yield at, resource, True
+
+    def _append(self, manager: str, resource: str) -> None:
+        self.revision += 1
+        log = self._logs.setdefault(manager, [])
+        log.append((self.revision, resource))
+        if len(log) > 2 * (self._live.get(manager, 0) + len(self.released.get(manager, ()))) + 1_000:
+            self._compact(manager)
+
+    def _compact(self, manager: str) -> None:
+        self._logs[manager] = [(at, resource) for at, resource, _ in self.since(manager, 0)]
+
+
 class AssignmentProcessor:
     def __init__(self, *, term: int, ttl_s: float, session: int = 0) -> None:
         """``session`` is random, so revisions of another processor are never taken for those of this one."""
@@ -55,11 +125,19 @@ class AssignmentProcessor:
         self.epoch = 0  # the highest assigned epoch
         # After the first and up to the second of a pair: assigned after a backup that was restored
         self.lost_epochs: list[tuple[int, int]] = []
-        self.requests = records.ExecutedRequests()
         self._index = records.ResourceIndex()
-        self._changes = assignment_changes.AssignmentChanges()
+        self._changes = AssignmentChanges()
         self._expiries: dict[str, int] = {}  # by manager: how often its pending changes were discarded
         self._sorted_names: list[str] | None = None
+
+    def begin_term(self, term: int, session: int) -> None:
+        """The registry becomes active. Managers renew again; each gets all that it owns."""
+        self.term, self.session = term, session
+        for name in self.managers:
+            self._changes.forget(name)
+        self.managers.clear()
+        self.renewed.clear()
+        self._expiries.clear()
 
     # Stored changes
 
@@ -67,7 +145,6 @@ class AssignmentProcessor:
         """Apply committed changes. Returns the managers to notify."""
         touched: set[str] = set()
         self.epoch = max(self.epoch, changes.epoch)
-        self.requests.accept(changes.requests)
         for name, agent in changes.agents.items():
             before_agent = self.agents.pop(name, None)
             if agent is not None:

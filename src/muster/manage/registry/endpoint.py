@@ -1,9 +1,9 @@
 """A registry endpoint. The endpoint that holds the lease is active; the others are on standby.
 
-Reads are served from memory. Writes are committed to the store (`record_store`) and then applied to memory.
-While the store is unavailable, managers continue to renew and nothing can be applied. If the outcome of a
-write is unknown, the state in memory is not reliable: the endpoint releases the lease, and the next active
-endpoint loads the store.
+Reads are served from memory. Writes are appended to the log (`registry_log`) and then applied to memory. An
+endpoint on standby follows the log, so it takes over without loading. While nothing can be stored, managers
+continue to renew and nothing can be applied. If the outcome of a write is unknown, the endpoint releases the
+lease, and reads the log up to its end before it acts again.
 """
 
 from __future__ import annotations
@@ -27,13 +27,11 @@ from muster.manage.registry import (
     assignments,
     handlers,
     inventory,
-    record_store,
     records,
+    registry_log,
     secret_store,
     views,
 )
-from muster.store import api as store_api
-from muster.store import database, transactions
 from muster.supervision import tasks
 
 events = log.EventLog("manage")
@@ -57,22 +55,23 @@ class RegistryEndpoint(lifecycle.ServiceContext):
     def __init__(
         self,
         bus: api.Bus,
-        store: database.Store,
         *,
         lease_ttl_s: float = leases.TTL_S,
         manager_ttl_s: float = MANAGER_TTL_S,
         authorize: Authorize = allow_all,
         replicas: int = 1,
+        max_bytes: int = registry_log.MAX_BYTES,
         open_key: secret_store.OpenKey | None = None,
     ) -> None:
-        """``open_key`` reads the key of the secrets; without it, no secrets are stored."""
+        """``max_bytes``: the budget of the log. ``open_key`` reads the key of the secrets; without it, no
+        secrets are stored."""
         self.name = bus.identity
         self.processor: assignments.AssignmentProcessor | None = None  # while it is active
         self.presence: views.AgentPresence  # since it is active
+        self.log: registry_log.RegistryLog  # since it was started
         self.acting = asyncio.Event()
         self._bus = bus
-        self._store = store
-        self._records = record_store.RegistryRecords(store)
+        self._max_bytes = max_bytes
         self._lease_ttl_s = lease_ttl_s
         self._manager_ttl_s = manager_ttl_s
         self._authorize = authorize
@@ -80,6 +79,7 @@ class RegistryEndpoint(lifecycle.ServiceContext):
         self._open_key = open_key
         self._lease: leases.Lease | None = None
         self._leases: leases.Leases | None = None
+        self._opened = contextlib.AsyncExitStack()
         self._write = asyncio.Lock()
         self._wake = asyncio.Event()
         self._tasks = tasks.TaskSupervisor(f"registry {self.name}", policy=RESTART_POLICY)
@@ -91,6 +91,11 @@ class RegistryEndpoint(lifecycle.ServiceContext):
     async def start(self) -> None:
         await self._drop_own_lease()
         self._leases = await leases.Leases.open(self._bus, ttl_s=self._lease_ttl_s, replicas=self._replicas)
+        self.log = await self._opened.enter_async_context(
+            await registry_log.RegistryLog.open(
+                self._bus, ttl_s=self._manager_ttl_s, max_bytes=self._max_bytes, replicas=self._replicas
+            )
+        )
         self._tasks.loop("leadership", self._run)
 
     async def stop(self) -> None:
@@ -99,11 +104,12 @@ class RegistryEndpoint(lifecycle.ServiceContext):
         if self._leases is not None:
             with contextlib.suppress(errors.Unavailable):
                 await self._leases.close()
+        await self._opened.aclose()
 
     async def _drop_own_lease(self) -> None:
         """Delete a lease that a previous process with this name left, so that its expiry need not be awaited.
 
-        If that process still runs, its epoch is lower than ours, and the store rejects it.
+        If that process still runs, its next append to the log fails.
         """
         bucket = await self._bus.key_value(
             api.KeyValueSettings(leases.BUCKET, max_bytes=16 << 20, replicas=self._replicas)
@@ -129,13 +135,17 @@ class RegistryEndpoint(lifecycle.ServiceContext):
 
     async def _act(self, lease: leases.Lease) -> None:
         self._lease = lease
-        loaded = assignments.AssignmentProcessor(
-            term=lease.epoch, ttl_s=self._manager_ttl_s, session=secrets.randbits(48)
-        )
-        await self._records.load(loaded)
-        if lease.lost.is_set():
-            return  # loading took longer than the lease: another registry may have changed the records
-        self.processor = loaded
+        try:
+            term = await self.log.own(lease.epoch, lambda: lease.held)
+            if not lease.lost.is_set():
+                await self._act_as_owner(lease, term)
+        finally:
+            await self.log.resign()
+
+    async def _act_as_owner(self, lease: leases.Lease, term: int) -> None:
+        fleet = self.log.fleet
+        fleet.begin_term(term, secrets.randbits(48))
+        self.processor = fleet
         self.presence = views.AgentPresence(asyncio.get_running_loop().time())
         self._handlers = handlers.RegistryHandlers(self, self._open_key)
         self._audit = request_audit.RequestAudit(
@@ -155,23 +165,23 @@ class RegistryEndpoint(lifecycle.ServiceContext):
                     audit=self._audit,
                     authorize=self._authorized,
                     pending_max=PENDING_MAX,
-                    serving=lambda: lease.held,
+                    serving=lambda: lease.held and self.processor is not None,
                 )
             )
             with contextlib.suppress(errors.Forbidden):
                 await stack.enter_async_context(
                     await self._bus.subscribe(leases.DISCONNECTED, handler=self._on_disconnect)
                 )
-            events.info("registry-acts", registry=self.name, epoch=lease.epoch)
+            events.info("registry-acts", registry=self.name, epoch=term)
             self.acting.set()
             try:
-                await self._poke(loaded.owning_managers)  # they renew at once
-                quiet_until = loaded.unknown_until(asyncio.get_running_loop().time(), lease.former_until)
+                await self._poke(fleet.owning_managers)  # they renew at once
+                quiet_until = fleet.unknown_until(asyncio.get_running_loop().time(), lease.former_until)
                 await self._work(lease, quiet_until)
             finally:
                 self.acting.clear()
                 self.processor = None
-                events.info("registry-rests", registry=self.name, epoch=lease.epoch)
+                events.info("registry-rests", registry=self.name, epoch=term)
                 self._requests.cancel()
 
     async def _work(self, lease: leases.Lease, quiet_until: float) -> None:
@@ -179,14 +189,15 @@ class RegistryEndpoint(lifecycle.ServiceContext):
         ``quiet_until``."""
         loop, lapses = asyncio.get_running_loop(), lease.lapses
         helpers = [
-            self._tasks.spawn("lease loss", self._wake_on_loss(lease)),
+            self._tasks.spawn("lease loss", self._wake_on(lease.lost)),
+            self._tasks.spawn("log loss", self._wake_on(self.log.lost)),
             self._tasks.loop("rollouts", self._handlers.rollouts.run),
         ]
         try:
             while not lease.lost.is_set():
                 self._wake.clear()
-                if (acting := self.processor) is None:
-                    raise errors.Unavailable("the outcome of a write is unknown")
+                if (acting := self.processor) is None or self.log.lost.is_set():
+                    raise errors.Unavailable(f"the log is not owned any more: {self.log.lost_because}")
                 if not lease.held:  # disconnected, or not renewed in time; the lease may outlast that
                     await asyncio.sleep(0.1)
                     continue
@@ -206,8 +217,8 @@ class RegistryEndpoint(lifecycle.ServiceContext):
                 helper.cancel()
             await asyncio.gather(*helpers, return_exceptions=True)
 
-    async def _wake_on_loss(self, lease: leases.Lease) -> None:
-        await lease.lost.wait()
+    async def _wake_on(self, lost: asyncio.Event) -> None:
+        await lost.wait()
         self._wake.set()
 
     async def _expire_and_assign(self, now: float, quiet_until: float) -> None:
@@ -402,7 +413,12 @@ class RegistryEndpoint(lifecycle.ServiceContext):
             ):
                 self._wake.set()
 
-    # Store
+    # The log
+
+    def has_executed(self, request: str) -> bool:
+        """Whether this registry or a former one has executed the request."""
+        self._acting()
+        return self.log.executed(request)
 
     @contextlib.asynccontextmanager
     async def writing(self) -> Any:
@@ -411,42 +427,36 @@ class RegistryEndpoint(lifecycle.ServiceContext):
             yield self._acting()
 
     async def commit(self, changes: records.RegistryChanges) -> None:
-        """Store the changes, then apply them. Only within `writing`."""
-        await self._commit(changes)
-
-    async def write(self, fill: Callable[[transactions.Transaction], None]) -> None:
-        """Write other records of the registry, fenced by the lease."""
-        await self._commit(records.RegistryChanges(), fill)
-
-    async def _commit(
-        self,
-        changes: records.RegistryChanges,
-        also: Callable[[transactions.Transaction], None] | None = None,
-    ) -> None:
-        acting = self._acting()
-        changes.requests = acting.requests.add(record_store.executing.get())
-
-        async def store() -> None:
-            await self._poke(await self._records.commit(acting, changes, also))
-            if changes.resources:
-                self._wake.set()
-
-        try:
-            await record_store.finish(store())
-        except (store_api.CommitOutcomeUnknown, errors.StaleEpoch):
-            self.processor = None  # give up the active role
+        """Store the changes, which are then applied. Only within `writing`."""
+        await self._store(registry_log.written(changes, epoch=self._acting().epoch))
+        if changes.resources:
             self._wake.set()
-            raise
+
+    async def write(self, changes: Iterable[registry_log.RecordChange]) -> None:
+        """Store other records of the registry."""
+        await self._store(changes)
+
+    async def _store(self, changes: Iterable[registry_log.RecordChange]) -> None:
+        """All or none, also if the caller is cancelled meanwhile."""
+        self._acting()
+        try:
+            await registry_log.finish(self._write_and_notify(list(changes)))
+        except errors.Unavailable as error:
+            if self.log.is_owned:
+                raise
+            self.processor = None  # give up the active role; the next one answers a repetition
+            self._wake.set()
+            raise errors.Unavailable(f"this registry endpoint is not active any more: {error}") from error
+
+    async def _write_and_notify(self, changes: list[registry_log.RecordChange]) -> None:
+        await self.log.write(changes, request=registry_log.executing.get())
+        await self._poke(self.log.take_touched())
 
     async def _poke(self, managers: Iterable[str]) -> None:
         """Ask managers to renew now. They renew soon in any case."""
         for manager in list(managers):
             with contextlib.suppress(errors.MusterError):
                 await self._bus.publish(protocol.to_manager(manager, "poke"), b"")
-
-    @property
-    def store(self) -> database.Store:
-        return self._store
 
     @property
     def bus(self) -> api.Bus:

@@ -13,7 +13,7 @@ import msgspec
 
 from muster.core import errors
 from muster.manage import rows
-from muster.manage.registry import views
+from muster.manage.registry import registry_log, views
 
 if TYPE_CHECKING:
     from muster.manage.registry import endpoint
@@ -25,14 +25,13 @@ class EnrolmentStore:
     def __init__(self, registry: endpoint.RegistryEndpoint) -> None:
         self._registry = registry
 
-    async def page(self, after: str, limit: int) -> dict[str, Any]:
-        start = f"{after}\0" if after else None
-        stored = await self._registry.store.scan(TOKENS, start=start, limit=limit + 1)
+    def page(self, after: str, limit: int) -> dict[str, Any]:
+        stored = self._registry.log.scan(TOKENS, after=after, limit=limit + 1)
         by_token = {record.key: record for record in stored}
         return views.page(by_token, lambda token: _row(token, by_token[token]), limit)
 
-    async def get(self, token: str) -> rows.EnrolmentRow:
-        record = await self._registry.store.get(TOKENS, token)
+    def get(self, token: str) -> rows.EnrolmentRow:
+        record = self._registry.log.get(TOKENS, token)
         if record is None:
             raise errors.NotFound(f"no enrolment token {token!r}")
         return _row(token, record)
@@ -41,28 +40,23 @@ class EnrolmentStore:
         """Store it if ``version`` is still the present one; 0: it does not exist. A new one replaces those
         that expired long ago."""
         async with self._registry.writing():
-            known = await self._registry.store.get(TOKENS, token)
+            known = self._registry.log.get(TOKENS, token)
             if (known.version if known else 0) != version:
                 raise errors.Conflict("this token is being used concurrently")
-            old = [] if version else await self._expired()
+            old = [] if version else self._expired()
+            expired = [(TOKENS, each, None) for each in old]
+            await self._registry.write([*expired, (TOKENS, token, msgspec.json.encode(enrolment))])
+            return self.get(token)
 
-            def fill(tx: Any) -> None:
-                for expired in old:
-                    tx.delete(TOKENS, expired)
-                tx.put(TOKENS, token, msgspec.json.encode(enrolment))
-
-            await self._registry.write(fill)
-            return await self.get(token)
-
-    async def _expired(self) -> list[str]:
+    def _expired(self) -> list[str]:
         limit_s = time.time() - rows.ENROLMENT_KEPT_S
         return [
             record.key
-            for record in await self._registry.store.scan(TOKENS)
+            for record in self._registry.log.scan(TOKENS)
             if _row(record.key, record).enrolment.expires_at_s < limit_s
         ]
 
 
-def _row(token: str, record: Any) -> rows.EnrolmentRow:
+def _row(token: str, record: registry_log.RegistryRecord) -> rows.EnrolmentRow:
     enrolment = msgspec.json.decode(record.value, type=rows.Enrolment)
     return rows.EnrolmentRow(token=token, enrolment=enrolment, version=record.version)

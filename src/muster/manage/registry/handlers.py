@@ -24,8 +24,8 @@ from muster.manage.registry import (
     agent_selection,
     assignments,
     enrolment_store,
-    record_store,
     records,
+    registry_log,
     rollout,
     rollout_executor,
     secret_store,
@@ -86,9 +86,9 @@ class RegistryHandlers:
             if operation := arguments.get("operation"):
                 call.why = f"{call.actor} requested {operation[:100]}"
             request = f"{call.identity}/{call.request_id}" if call.request_id else ""
-            if request in self._registry.state.requests:
+            if self._registry.has_executed(request):
                 return await self._repeated(verb, request, arguments)
-            record_store.executing.set(request)  # in the context of this task
+            registry_log.executing.set(request)  # in the context of this task
             if verb == "apply":
                 unpacked = await asyncio.to_thread(manifest.unpack_entries, arguments["entries"])
                 arguments["entries"], call.target = unpacked, _targets({"entries": unpacked})
@@ -128,7 +128,7 @@ class RegistryHandlers:
             case "secret-delete":
                 return rows.SecretDeleted(deleted=arguments["name"])
             case protocol.ENROLMENT_SET:
-                return await self._enrolment_store.get(arguments["token"])
+                return self._enrolment_store.get(arguments["token"])
             case "rollout":
                 return await self.rollouts.row(rollout.rollout_id(request))
             case _:  # pause, resume
@@ -156,7 +156,7 @@ class RegistryHandlers:
     async def _apply(self, by: str, entries: manifest.Entries) -> rows.ApplyResult:
         async with self._registry.writing() as state:
             specs = await asyncio.to_thread(agent_selection.place_entries, state, entries)
-            await self._secret_store.check(specs)
+            self._secret_store.check(specs)
             steps, changes = await asyncio.to_thread(_decide, state, specs, by)
             notes = _notes(state, specs, changes)
             if changes:
@@ -177,7 +177,7 @@ class RegistryHandlers:
         """Create a resource that must not exist yet."""
         async with self._registry.writing() as state:
             (spec,) = await asyncio.to_thread(agent_selection.place_entries, state, [entry])
-            await self._secret_store.check([spec])
+            self._secret_store.check([spec])
             if spec.name in state.resources:
                 raise errors.AlreadyExists(f"the resource {spec.name!r} already exists")
             await self._registry.commit(state.apply([spec], by))
@@ -200,7 +200,7 @@ class RegistryHandlers:
             before.pop("digest", None)
             entry = before | changes | {"name": name}
             (spec,) = await asyncio.to_thread(agent_selection.place_entries, state, [entry])
-            await self._secret_store.check([spec])
+            self._secret_store.check([spec])
             update = state.apply([spec], by)
             if update:
                 await self._registry.commit(update)
@@ -375,7 +375,7 @@ class RegistryHandlers:
         """
         if len(names) > EXEC_MAX:
             raise errors.LimitExceeded(f"exec accepts at most {EXEC_MAX} resources at a time")
-        id = id or records.derived_id(record_store.executing.get(), 16)
+        id = id or records.derived_id(registry_log.executing.get(), 16)
         selected = await self._named(names)
         orders = [
             protocol.OperationOrder(
@@ -441,10 +441,10 @@ class RegistryHandlers:
         return await self._secret_store.put(by, name, box)
 
     async def _enrolments(self, after: str = "", limit: int = PAGE) -> dict[str, Any]:
-        return await self._enrolment_store.page(after, max(1, min(limit, PAGE)))
+        return self._enrolment_store.page(after, max(1, min(limit, PAGE)))
 
     async def _enrolment(self, token: str) -> rows.EnrolmentRow:
-        return await self._enrolment_store.get(token)
+        return self._enrolment_store.get(token)
 
     async def _enrolment_set(
         self, by: str, token: str, enrolment: rows.Enrolment, version: int

@@ -13,11 +13,13 @@ if the clock is wrong, see `assignments`), and its owners are discarded.
 
 from __future__ import annotations
 
+import asyncio
 import bisect
+import contextvars
 import sys
 import time
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, Self
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from typing import Any, NamedTuple, Self, TypeVar
 
 import msgspec
 
@@ -38,8 +40,23 @@ MAX_BYTES = 1 << 30
 USED_SHARE = 0.75  # of the stream: the rest is for pages that are trimmed and not removed yet
 SIZE_BITS = 28  # of a record, beside its position
 
+REQUESTS_S = 3600.0  # how long a request is recognised: a client may repeat it for as long
+
 #: A record to write: its collection, key and value; None deletes it.
 RecordChange = tuple[str, str, bytes | None]
+
+#: The request that is executed: it is recorded with its changes, so that the next registry recognises it.
+executing: contextvars.ContextVar[str] = contextvars.ContextVar("executing", default="")
+
+T = TypeVar("T")
+
+
+class RegistryRecord(msgspec.Struct, frozen=True, gc=False):
+    """``version``: another one after each write."""
+
+    key: str
+    value: bytes
+    version: int
 
 
 class RecordType(NamedTuple):
@@ -70,7 +87,7 @@ class RegistryState:
         self.fleet = assignments.AssignmentProcessor(term=0, ttl_s=self._ttl_s)
         self.touched: set[str] = set()  # managers to notify
         self._places: dict[str, dict[str, int]] = {}  # of each record: its position and size
-        self._values: dict[str, dict[str, bytes]] = {}
+        self._records: dict[str, dict[str, RegistryRecord]] = {}
         self._sorted_keys: dict[str, list[str]] = {}
         self._page = records.RegistryChanges()
 
@@ -84,7 +101,7 @@ class RegistryState:
             places[key] = position << SIZE_BITS | record.size
             self.live_bytes += record.size
         if before is None or version == position:  # otherwise it is only at another place
-            self._change(collection, key, record.value)
+            self._change(collection, key, record.value, version)
 
     def holds(self, key: bytes, position: int) -> bool:
         collection, name = _split(key)
@@ -95,40 +112,40 @@ class RegistryState:
         page, self._page = self._page, records.RegistryChanges()
         self.touched |= self.fleet.accept(page)
 
-    def _change(self, collection: str, key: str, value: bytes | None) -> None:
+    def _change(self, collection: str, key: str, value: bytes | None, version: int) -> None:
         if (typed := TYPES.get(collection)) is not None:
             changed: dict[str, Any] = getattr(self._page, typed.field)
             changed[key] = None if value is None else typed.decode(value)
             return
-        values = self._values.setdefault(collection, {})
-        if (key in values) != (value is not None):
+        by_key = self._records.setdefault(collection, {})
+        if (key in by_key) != (value is not None):
             self._sorted_keys.pop(collection, None)
         if value is None:
-            values.pop(key, None)
+            by_key.pop(key, None)
         else:
-            values[key] = value
+            by_key[key] = RegistryRecord(key, value, version)
         if collection == META and value is not None:
             if key == EPOCH:
                 self._page.epoch = int(value)
             elif key == LOST_EPOCHS:
                 self.fleet.lost_epochs = _decode_lost_epochs(value)
 
-    def get(self, collection: str, key: str) -> bytes | None:
-        return self._values.get(collection, {}).get(key)
+    def get(self, collection: str, key: str) -> RegistryRecord | None:
+        return self._records.get(collection, {}).get(key)
 
     def scan(
         self, collection: str, *, prefix: str = "", after: str = "", limit: int | None = None
-    ) -> list[tuple[str, bytes]]:
-        values = self._values.get(collection, {})
+    ) -> list[RegistryRecord]:
+        by_key = self._records.get(collection, {})
         if (keys := self._sorted_keys.get(collection)) is None:
-            keys = self._sorted_keys[collection] = sorted(values)
+            keys = self._sorted_keys[collection] = sorted(by_key)
         first = bisect.bisect_right(keys, after) if after > prefix else bisect.bisect_left(keys, prefix)
-        scanned: list[tuple[str, bytes]] = []
+        scanned: list[RegistryRecord] = []
         for index in range(first, len(keys)):
             key = keys[index]
             if len(scanned) == limit or not key.startswith(prefix):
                 break
-            scanned.append((key, values[key]))
+            scanned.append(by_key[key])
         return scanned
 
 
@@ -144,6 +161,7 @@ class RegistryLog(lifecycle.ServiceContext):
             self._state,
             bytes_max=int(max_bytes * USED_SHARE),
             reserve_bytes=max_bytes // 100,
+            window_ms=int(REQUESTS_S * 1000),
             on_applied=lambda _: self._state.end_page(),
         )
         self.lost = self._log.lost  # the ownership has ended
@@ -185,14 +203,14 @@ class RegistryLog(lifecycle.ServiceContext):
         """How old the records can be."""
         return self._log.age_s
 
-    def get(self, collection: str, key: str) -> bytes | None:
+    def get(self, collection: str, key: str) -> RegistryRecord | None:
         """Not of the collections in ``fleet``."""
         return self._state.get(collection, key)
 
     def scan(
         self, collection: str, *, prefix: str = "", after: str = "", limit: int | None = None
-    ) -> list[tuple[str, bytes]]:
-        """Keys and values in the order of the keys: those with ``prefix``, after the key ``after``."""
+    ) -> list[RegistryRecord]:
+        """In the order of their keys: those with ``prefix``, after the key ``after``."""
         return self._state.scan(collection, prefix=prefix, after=after, limit=limit)
 
     # Owning.
@@ -209,6 +227,18 @@ class RegistryLog(lifecycle.ServiceContext):
             epoch = self._log.epoch + 1
             await self._log.own(epoch)
         return epoch
+
+    @property
+    def is_owned(self) -> bool:
+        return self._log.is_owned
+
+    @property
+    def lost_because(self) -> str:
+        return self._log.lost_because
+
+    async def resign(self) -> None:
+        """End the ownership, and follow the log again."""
+        await self._log.resign()
 
     async def write(self, changes: Iterable[RecordChange], *, request: str = "") -> None:
         """Store the changes, all or none.
@@ -245,6 +275,32 @@ class RegistryLog(lifecycle.ServiceContext):
             ]
         )
         events.warning("registry-restored", epoch=epoch)
+
+
+def written(changes: records.RegistryChanges, *, epoch: int) -> Iterator[RecordChange]:
+    """The records of the changes. ``epoch``: the stored one."""
+    encode = msgspec.json.encode
+    if changes.epoch > epoch:
+        yield META, EPOCH, str(changes.epoch).encode()
+    for collection, typed in TYPES.items():
+        for key, record in getattr(changes, typed.field).items():
+            yield collection, key, None if record is None else encode(record)
+
+
+async def finish(work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``, which runs to its end even if the caller is cancelled."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            events.warning("failed-after-cancellation", error=failure)
+        raise cancelled
+    return task.result()
 
 
 def _split(key: bytes) -> tuple[str, str]:

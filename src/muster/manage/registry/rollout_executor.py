@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,8 +21,7 @@ import msgspec
 from muster.core import errors, messages
 from muster.core.telemetry import log
 from muster.manage import protocol, rows
-from muster.manage.registry import operations, record_store, rollout, views
-from muster.store import transactions
+from muster.manage.registry import operations, registry_log, rollout, views
 from muster.supervision import tasks
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ events = log.EventLog("manage")
 
 ROLLOUTS, STEPS = "manage.rollouts", "manage.rollout-steps"
 STEPS_MAX = 200_000
-KEPT = 100  # finished rollouts that are kept
+KEPT, STEPS_KEPT = 100, 2 * STEPS_MAX  # rollouts that are kept, and their steps
 LOOK_S = 2.0
 RETRY_S = 0.5
 HEALTH_LOOK_S, HEALTH_LOOK_EACH_S = 0.1, 1e-4  # longer for a large batch, because all of it is visited
@@ -59,7 +58,7 @@ class RolloutExecutor:
             )
         steps = {name: rollout.RolloutStep() for name in names}
         begun = rollout.Rollout(
-            id=rollout.rollout_id(record_store.executing.get()),
+            id=rollout.rollout_id(registry_log.executing.get()),
             by=by,
             plan=rollout_plan,
             steps=steps,
@@ -67,14 +66,14 @@ class RolloutExecutor:
         )
         begun.batch_size()
         begun.update_state()
-        old = await self._expired_keys()
+        old = self._expired_keys()
         await self._write(begun, names, old)
         self._start_task(begun)
         return begun.header().summary()
 
     async def page(self, id: str | None, after: str, limit: int) -> dict[str, Any]:
         """A page of rollouts, oldest first, or the one with this id."""
-        headers = {_key(header): header for header in await self._headers() if id is None or header.id == id}
+        headers = {_key(header): header for header in self._headers() if id is None or header.id == id}
         if id is not None and not headers:
             raise errors.NotFound(f"no rollout {id!r}")
 
@@ -90,11 +89,13 @@ class RolloutExecutor:
 
     async def steps(self, id: str, after: str, limit: int) -> dict[str, Any]:
         """A page of the steps, in the order of their names."""
-        if await self._registry.store.get(ROLLOUTS, id) is None:
+        if self._registry.log.get(ROLLOUTS, id) is None:
             raise errors.NotFound(f"no rollout {id!r}")
-        start = f"{id}/{after}\0" if after else None
-        records = await self._registry.store.scan(STEPS, prefix=f"{id}/", start=start, limit=limit + 1)
-        values = {record.key.removeprefix(f"{id}/"): record.value for record in records}
+        prefix = f"{id}/"
+        records = self._registry.log.scan(
+            STEPS, prefix=prefix, after=f"{prefix}{after}" if after else "", limit=limit + 1
+        )
+        values = {record.key.removeprefix(prefix): record.value for record in records}
 
         def row(name: str) -> rows.RolloutStepRow:
             step = msgspec.json.decode(values[name], type=rollout.RolloutStep)
@@ -105,7 +106,7 @@ class RolloutExecutor:
     async def set_state(self, id: str, state: str, reason: str) -> rows.RolloutRow:
         """Pause or resume a rollout."""
         async with self._writing:
-            current = self._live.get(id) or await self._load(id)
+            current = self._live.get(id) or self._load(id)
             if current.state not in (rollout.RUNNING, rollout.PAUSED, rollout.STOPPED):
                 raise errors.Conflict(f"rollout {id} is {current.state}")
             plan, again = current.plan, dict[str, rollout.RolloutStep]()
@@ -115,7 +116,7 @@ class RolloutExecutor:
             changed = msgspec.structs.replace(current, state=state, reason=reason, plan=plan)
             changed.update_state()  # it may have been stopped by its last batch
             header = changed.header()
-            await self._registry.write(lambda tx: _put(tx, header, again))
+            await self._registry.write(_records(header, again))
             current.state, current.reason, current.plan = header.state, header.reason, header.plan
             self._start_task(current)
         return header.summary()
@@ -126,10 +127,10 @@ class RolloutExecutor:
         try:
             while True:
                 with contextlib.suppress(errors.MusterError):
-                    for header in await self._headers():
+                    for header in self._headers():
                         if header.state == rollout.RUNNING and header.id not in self._running:
                             async with self._writing:
-                                self._start_task(await self._load(header.id))
+                                self._start_task(self._load(header.id))
                 await asyncio.sleep(LOOK_S)
         finally:
             self._ended = True  # another registry continues rollouts that begin from now on
@@ -147,6 +148,7 @@ class RolloutExecutor:
         self._live.pop(id, None)
 
     async def _run(self, running: rollout.Rollout) -> None:
+        registry_log.executing.set("")  # the request that started it has been recorded
         try:
             await self._run_batches(running)
         except errors.Unavailable as error:  # `run` continues from the stored state
@@ -230,34 +232,37 @@ class RolloutExecutor:
 
     # Records
 
-    async def _headers(self) -> list[rollout.Rollout]:
-        records = await self._registry.store.scan(ROLLOUTS)
+    def _headers(self) -> list[rollout.Rollout]:
+        records = self._registry.log.scan(ROLLOUTS)
         return [msgspec.json.decode(record.value, type=rollout.Rollout) for record in records]
 
-    async def _load(self, id: str) -> rollout.Rollout:
-        record = await self._registry.store.get(ROLLOUTS, id)
+    def _load(self, id: str) -> rollout.Rollout:
+        record = self._registry.log.get(ROLLOUTS, id)
         if record is None:
             raise errors.NotFound(f"no rollout {id!r}")
         loaded = msgspec.json.decode(record.value, type=rollout.Rollout)
         prefix = f"{id}/"
         loaded.steps = {
             record.key.removeprefix(prefix): msgspec.json.decode(record.value, type=rollout.RolloutStep)
-            for record in await self._registry.store.scan(STEPS, prefix=prefix)
+            for record in self._registry.log.scan(STEPS, prefix=prefix)
         }
         return loaded
 
-    async def _expired_keys(self) -> list[str]:
+    def _expired_keys(self) -> list[str]:
         """Keys of the oldest finished rollouts and their steps."""
-        over = [header for header in await self._headers() if header.state in (rollout.DONE, rollout.STOPPED)]
-        over.sort(key=lambda header: header.at_ms)
-        keys = []
-        for header in over[: max(0, len(over) - KEPT + 1)]:
-            keys += [record.key for record in await self._registry.store.scan(STEPS, prefix=f"{header.id}/")]
-            keys.append(header.id)
+        finished = [header for header in self._headers() if header.state in (rollout.DONE, rollout.STOPPED)]
+        finished.sort(key=lambda header: header.at_ms, reverse=True)
+        keys: list[str] = []
+        steps = 0
+        for number, header in enumerate(finished, start=2):  # with the one that begins
+            steps += sum(header.counts.values())
+            if number > KEPT or steps > STEPS_KEPT:
+                keys += (record.key for record in self._registry.log.scan(STEPS, prefix=f"{header.id}/"))
+                keys.append(header.id)
         return keys
 
     async def _save(self, changed: rollout.Rollout, names: Iterable[str]) -> None:
-        """Retry until the store is available: a batch must be recorded before it starts."""
+        """Retry until it can be stored: a batch must be recorded before it starts."""
         while True:
             try:
                 await self._write(changed, names, ())
@@ -266,13 +271,10 @@ class RolloutExecutor:
                 await asyncio.sleep(RETRY_S)
 
     async def _write(self, changed: rollout.Rollout, names: Iterable[str], old: Iterable[str]) -> None:
-        def fill(tx: transactions.Transaction) -> None:
-            for key in old:
-                tx.delete(STEPS if "/" in key else ROLLOUTS, key)
-            _put(tx, changed.header(), {name: changed.steps[name] for name in names})
-
         async with self._writing:
-            await self._registry.write(fill)
+            expired = [(STEPS if "/" in key else ROLLOUTS, key, None) for key in old]
+            steps = {name: changed.steps[name] for name in names}
+            await self._registry.write([*expired, *_records(changed.header(), steps)])
 
 
 def _key(header: rollout.Rollout) -> str:
@@ -280,9 +282,9 @@ def _key(header: rollout.Rollout) -> str:
     return f"{header.at_ms:015}-{header.id}"
 
 
-def _put(
-    tx: transactions.Transaction, header: rollout.Rollout, steps: dict[str, rollout.RolloutStep]
-) -> None:
-    tx.put(ROLLOUTS, header.id, msgspec.json.encode(header))
+def _records(
+    header: rollout.Rollout, steps: dict[str, rollout.RolloutStep]
+) -> Iterator[registry_log.RecordChange]:
+    yield ROLLOUTS, header.id, msgspec.json.encode(header)
     for name, step in steps.items():
-        tx.put(STEPS, f"{header.id}/{name}", msgspec.json.encode(step))
+        yield STEPS, f"{header.id}/{name}", msgspec.json.encode(step)

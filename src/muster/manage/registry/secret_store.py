@@ -1,4 +1,4 @@
-"""The secrets of a domain in the registry's store, and their delivery to agents (see `manage.secrets`)."""
+"""The secrets of a domain among the registry's records, and their delivery to agents (`manage.secrets`)."""
 
 from __future__ import annotations
 
@@ -45,8 +45,6 @@ def _row(name: str, sealed: secrets.SealedSecret, using: list[str]) -> rows.Secr
 
 
 class SecretStore:
-    """The secrets in the registry's store."""
-
     def __init__(self, registry: endpoint.RegistryEndpoint, open_key: OpenKey | None) -> None:
         self._registry = registry
         self._open_key = open_key
@@ -64,29 +62,28 @@ class SecretStore:
         key.open(box, secrets.storage_context(name))  # reject a box that cannot be opened
         sealed = secrets.SealedSecret(box=box, by=by, at_ms=int(time.time() * 1000))
         async with self._registry.writing() as state:
-            await self._registry.write(lambda tx: tx.put(SECRETS, name, msgspec.json.encode(sealed)))
+            await self._registry.write([(SECRETS, name, msgspec.json.encode(sealed))])
             return _row(name, sealed, (await asyncio.to_thread(users, state)).get(name, []))
 
     async def row(self, name: str) -> rows.SecretRow:
         """Who set it and when, and which resources use it."""
-        sealed, state = await self._get(name), self._registry.state.snapshot()
+        sealed, state = self._get(name), self._registry.state.snapshot()
         return _row(name, sealed, (await asyncio.to_thread(users, state)).get(name, []))
 
     async def delete(self, name: str) -> None:
         async with self._registry.writing() as state:
-            await self._get(name)
+            self._get(name)
             using = (await asyncio.to_thread(users, state)).get(name)
             if using:
                 raise errors.Conflict(
                     f"{', '.join(using[:5])} refer(s) to the secret {name!r}",
                     hint="change or delete them first",
                 )
-            await self._registry.write(lambda tx: tx.delete(SECRETS, name))
+            await self._registry.write([(SECRETS, name, None)])
 
     async def page(self, after: str, limit: int) -> dict[str, Any]:
         """A page of names, never values."""
-        start = f"{after}\0" if after else None
-        records = await self._registry.store.scan(SECRETS, start=start, limit=limit + 1)
+        records = self._registry.log.scan(SECRETS, after=after, limit=limit + 1)
         values = {record.key: record.value for record in records}
         using = await asyncio.to_thread(users, self._registry.state.snapshot())
 
@@ -96,11 +93,11 @@ class SecretStore:
 
         return views.page(values, row, limit)
 
-    async def check(self, specs: list[protocol.ResourceSpec]) -> None:
+    def check(self, specs: list[protocol.ResourceSpec]) -> None:
         """Check that the secrets these specifications refer to exist."""
         referrers = {name: spec.name for spec in specs for name in secrets.references(spec.config)}
         for name, resource in referrers.items():
-            if await self._registry.store.get(SECRETS, subjects.token(name)) is None:
+            if self._registry.log.get(SECRETS, subjects.token(name)) is None:
                 raise errors.InvalidInput(
                     f"{resource!r} refers to the secret {name!r}, which is not in the store",
                     hint=f"`muster secret set {name}`",
@@ -111,11 +108,11 @@ class SecretStore:
         known = self._registry.state.resources.get(resource)
         if known is None or known.spec.agent != agent or name not in secrets.references(known.spec.config):
             raise errors.Forbidden(f"no resource {resource!r} of {agent} refers to the secret {name!r}")
-        opened = (await self._opened_key()).open((await self._get(name)).box, secrets.storage_context(name))
+        opened = (await self._opened_key()).open(self._get(name).box, secrets.storage_context(name))
         return {"box": sealed_box.seal(key, opened, secrets.delivery_context(agent, resource, name))}
 
-    async def _get(self, name: str) -> secrets.SealedSecret:
-        record = await self._registry.store.get(SECRETS, name)
+    def _get(self, name: str) -> secrets.SealedSecret:
+        record = self._registry.log.get(SECRETS, name)
         if record is None:
             raise errors.NotFound(f"no secret {name!r} in the store", hint=f"`muster secret set {name}`")
         return msgspec.json.decode(record.value, type=secrets.SealedSecret)

@@ -17,13 +17,14 @@ import numpy as np
 
 from benchmarks import harness, measure, message_partitions, message_peers
 from muster.bus.brokers import broker as brokers
-from muster.bus.brokers import config
+from muster.bus.brokers import config, network
 from muster.core import errors
 from muster.message import messages, selectors
 
 WORKER = "benchmarks.message_worker"
 RUN_S_MAX = 1800  # 1,000 messages at 25 a second take 40 s, for each size and provider
 QUICK_S_MAX = 600  # it took 300 s beside other work
+REPLICAS = 3
 CONNECTIONS, SUBSCRIBERS = message_peers.CONNECTIONS, message_peers.SUBSCRIBERS
 
 
@@ -62,6 +63,10 @@ async def _measure(quick: bool) -> list[harness.Row]:
             pid = broker.pid
             assert pid is not None
             rows = await asyncio.to_thread(_roads, broker.url, pid, quick)
+    with tempfile.TemporaryDirectory(prefix="bench-message") as folder:
+        async with network.mesh(REPLICAS, pathlib.Path(folder)) as mesh:
+            url = next(iter(mesh.brokers.values())).url
+            rows += await asyncio.to_thread(_tried, _replicated, url, quick)
     with tempfile.TemporaryDirectory(prefix="bench-message") as folder:  # without earlier partitions
         settings = config.BrokerConfig(name="bench", directory=pathlib.Path(folder) / "broker")
         async with brokers.Broker(settings) as broker:
@@ -82,6 +87,15 @@ def _roads(url: str, broker_pid: int, quick: bool) -> list[harness.Row]:
             rows += _tried(message_peers.rows, quick, port, (gateway.pid, broker_pid))
         rows += _tried(_durable, url, dispatcher, quick)
     return rows
+
+
+def _replicated(url: str, quick: bool) -> list[harness.Row]:
+    with (
+        measure.Worker(WORKER, "dispatcher", url, REPLICAS) as dispatcher,
+        measure.Worker(WORKER, "gateway", url) as gateway,
+    ):
+        dispatcher.hear()
+        return message_peers.replicated_rows(quick, gateway.hear()["port"], REPLICAS)
 
 
 def _tried(part: Callable[..., list[harness.Row]], *arguments: object) -> list[harness.Row]:

@@ -38,6 +38,7 @@ from muster.core import errors
 SOURCE = pathlib.Path(__file__).parent / "message_java"
 CONNECTIONS, SUBSCRIBERS = 10, 100
 STORED = ((16, 1), (16, 16), (64, 1), (64, 16))  # senders and queues
+RECEIVED = "sent and received"
 STORED_GOALS = {"artemis": 0.7, "activemq": 1.0}
 CLIENT_LIMIT = 1_000  # messages a second
 BROKER_MEMORY = ("-Xms512m", "-Xmx2g")
@@ -196,7 +197,7 @@ class Side:
     def store(self, count: int, size: int, senders: int, queues: int) -> dict[str, float]:
         """Seconds to the last acknowledgement, and to the last arrival."""
         answer = self._ask(f"store {count} {size} {senders} {queues}", count)
-        return {"sends acknowledged": answer["sent_s"], "sent and received": answer["took_s"]}
+        return {"sends acknowledged": answer["sent_s"], RECEIVED: answer["took_s"]}
 
     def _ask(self, command: str, expected: int | None) -> Any:
         answer = self.load.ask(command)
@@ -348,17 +349,51 @@ def _throughput(all_sides: dict[str, Side], plan: Plan) -> Iterator[harness.Row]
 
 def _persistent(all_sides: dict[str, Side], plan: Plan) -> Iterator[harness.Row]:
     for senders, queues in STORED:
-        rates: dict[str, dict[str, list[float]]] = {}
-        for turn in range(1 + plan.rounds):
-            for name, side in _turns(all_sides, turn):
-                for what, took_s in side.store(plan.stored, 512, senders, queues).items():
-                    if turn:  # the first warms up
-                        rates.setdefault(what, {}).setdefault(name, []).append(plan.stored / took_s)
-        for what, by_side in rates.items():
-            best = {name: max(figures) for name, figures in by_side.items()}
-            metric = f"512 B persistent, {what}, {senders} senders, {queues} queue{'s'[: queues > 1]}, JMS"
-            goals = STORED_GOALS if what == "sent and received" else {}
-            yield from _compared(metric, "/s", "higher", best, goals)
+        for what, best in _stored(all_sides, plan, senders, queues).items():
+            goals = STORED_GOALS if what == RECEIVED else {}
+            yield from _compared(_stored_metric(what, senders, queues), "/s", "higher", best, goals)
+
+
+def _stored_metric(what: str, senders: int, queues: int) -> str:
+    return f"512 B persistent, {what}, {senders} senders, {queues} queue{'s'[: queues > 1]}, JMS"
+
+
+def _stored(all_sides: dict[str, Side], plan: Plan, senders: int, queues: int) -> dict[str, dict[str, float]]:
+    """The best rate of each side, to the last acknowledgement and to the last arrival."""
+    rates: dict[str, dict[str, float]] = {}
+    for turn in range(1 + plan.rounds):
+        for name, side in _turns(all_sides, turn):
+            for what, took_s in side.store(plan.stored, 512, senders, queues).items():
+                if turn:  # the first warms up
+                    best = rates.setdefault(what, {})
+                    best[name] = max(best.get(name, 0.0), plan.stored / took_s)
+    return rates
+
+
+def replicated_rows(quick: bool, gateway_port: int, replicas: int) -> list[harness.Row]:
+    """Ours alone: the peers replicate in other ways."""
+    path = classpath()
+    if path is None:
+        return []
+    plan = QUICK if quick else FULL
+    with Java(path, CLIENT_MEMORY, "Load", "qpid", f"amqp://127.0.0.1:{gateway_port}") as load:
+        load.hear()
+        sides = {"ours": Side(load, (), "")}
+        rates = {shape: _stored(sides, plan, *shape) for shape in STORED}
+    return harness.under(
+        f"as beside the peers, with {replicas} brokers and as many replicas; {plan.stored:,} messages; "
+        f"best of {plan.rounds} rounds; Qpid JMS over AMQP",
+        [
+            harness.Row(
+                metric=f"{_stored_metric(what, *shape)}, {replicas} brokers",
+                ours=best["ours"],
+                unit="/s",
+                better="higher",
+            )
+            for shape, by_kind in rates.items()
+            for what, best in by_kind.items()
+        ],
+    )
 
 
 def _transit(

@@ -31,10 +31,10 @@ async def _connect(url: str, identity: str) -> client_api.Connection:
     return client_api.Connection(await bus_client.connect((url,), identity=identity), owns_bus=True)
 
 
-async def dispatcher(url: str) -> None:
+async def dispatcher(url: str, replicas: str = "1") -> None:
     """Says at each line how much CPU time it has used."""
     bus = await bus_client.connect((url,), identity="dispatcher")
-    running = leadership.DispatcherLeadership(bus)
+    running = leadership.DispatcherLeadership(bus, replicas=int(replicas))
     task = asyncio.create_task(running.run())
     await running.acting.wait()
     say({})
@@ -239,4 +239,4 @@ ROLES: dict[str, Callable[[str], Awaitable[None]]] = {
 if __name__ == "__main__":
     # The gateway's own command runs on uvloop too, where it is installed.
     run: Callable[[Any], object] = measure.run_fast if sys.argv[1] == "gateway" else asyncio.run
-    run(ROLES[sys.argv[1]](sys.argv[2]))
+    run(ROLES[sys.argv[1]](*sys.argv[2:]))

@@ -36,6 +36,10 @@ from muster.trust.permissions import roles
 
 WORKER = "benchmarks.manage_worker"
 ON_A_CONNECTION = 1_000
+MANY = 100_000
+PER_MANIFEST = 2_000
+UP_S_MAX = 600
+RUN_S_MAX = 1800
 QUICK_S_MAX = 300  # the loss of a frozen manager alone takes half a minute
 ROUNDS = 3
 SAMPLES = 1_000
@@ -163,6 +167,8 @@ def _overhead(at_once: int, steady: int, z: int) -> list[harness.Row]:
 
 
 class Fleet:
+    applied_s = 0.0  # from the first manifest until all resources were up
+
     def __init__(self, running: domain.Domain, stack: contextlib.AsyncExitStack) -> None:
         self.running = running
         self.stack = stack
@@ -192,7 +198,8 @@ async def _fleet(place: pathlib.Path, managers: int, resources: int) -> Any:
         hosts = [f"host-{number}" for number in range(-(-resources // ON_A_CONNECTION))]
         await fleet.worker("adapters", "adapters", *(fleet.creds(host, roles.Role.AGENT) for host in hosts))
         admin = await stack.enter_async_context(await running.connect("admin", roles.Role.OPERATOR))
-        for first in range(0, resources, 2_000):
+        began = time.perf_counter()
+        for first in range(0, resources, PER_MANIFEST):
             entries = [
                 {
                     "name": f"r{n}",
@@ -200,10 +207,11 @@ async def _fleet(place: pathlib.Path, managers: int, resources: int) -> Any:
                     "agent": hosts[n // ON_A_CONNECTION],
                     "config": {"value": n},
                 }
-                for n in range(first, min(resources, first + 2_000))
+                for n in range(first, min(resources, first + PER_MANIFEST))
             ]
             await rpc.call(admin, protocol.request("admin", "apply"), {"entries": entries}, timeout_s=120)
-        await _ask(fleet.workers["adapters"], {"do": "wait", "total": resources}, 180)
+        await _ask(fleet.workers["adapters"], {"do": "wait", "total": resources}, UP_S_MAX)
+        fleet.applied_s = time.perf_counter() - began
         yield fleet
 
 
@@ -221,8 +229,13 @@ async def _responses(place: pathlib.Path, quick: bool) -> list[harness.Row]:
     for size in _sizes(quick):
         async with _fleet(place / f"one-{size}", 1, size) as fleet:
             rows += await _burst(fleet, size, 1)
+            if size in (2_000, 10_000):
+                rows.append(_applied(fleet, size, 1))
             if size >= (2_000 if quick else 10_000):
                 rows += await _steady(fleet, size, 3 if quick else 30)
+    if not quick:
+        async with _fleet(place / "many", 2, MANY) as fleet:
+            rows.append(_applied(fleet, MANY, 2))
     for managers in (2, 4):
         size = _shared_by_managers(quick)
         async with _fleet(place / f"{managers}-{size}", managers, size) as fleet:
@@ -233,6 +246,17 @@ async def _responses(place: pathlib.Path, quick: bool) -> list[harness.Row]:
                 await _until_shared(fleet, size)
                 rows += await _lose(fleet, size, signal.SIGKILL, "kill -9")
     return rows
+
+
+def _applied(fleet: Fleet, size: int, managers: int) -> harness.Row:
+    return harness.Row(
+        metric=f"{size} resources applied and up, {managers} manager(s)",
+        ours=fleet.applied_s,
+        unit="s",
+        better="lower",
+        goal=40 if size == MANY else None,
+        load=f"{_FLEET}; manifests of {PER_MANIFEST:,} resources, each sent after the last was accepted",
+    )
 
 
 async def _burst(fleet: Fleet, size: int, managers: int) -> list[harness.Row]:

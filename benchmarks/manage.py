@@ -1,14 +1,15 @@
-"""Management: event response, the loss of a manager, a command to everybody, topologies, overhead.
+"""Management: event response, the loss of a manager or registry, a command to all, topologies, overhead.
 
-Managers, simulated adapters and the agent that makes brokers are processes of their own, a thousand adapters
-on each connection; registry, store and broker are real.  The paper's figures stand beside ours: its manager
-was good for 200 resources.  Percentiles of a full run are of at least `SAMPLES` samples.
+Registries, managers, simulated adapters and the agent that makes brokers are processes of their own, a
+thousand adapters on each connection; all are real.  The paper's figures stand beside ours: its manager was
+good for 200 resources.  Percentiles of a full run are of at least `SAMPLES` samples.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import pathlib
@@ -23,6 +24,7 @@ from benchmarks import harness, measure
 from benchmarks.manage_worker import BEAT_S
 from muster.app import domain, identities
 from muster.app import settings as app_settings
+from muster.bus import api, leases
 from muster.bus.brokers import broker, config
 from muster.bus.client import client as bus_client
 from muster.bus.rpc import client as rpc
@@ -36,6 +38,9 @@ from muster.trust.permissions import roles
 
 WORKER = "benchmarks.manage_worker"
 ON_A_CONNECTION = 1_000
+LOSSES = (("kill -9", signal.SIGKILL), ("SIGSTOP", signal.SIGSTOP))
+TAKE_OVER_S = {"kill -9": 2.0, "SIGSTOP": leases.TTL_S + 2.0}  # a frozen one keeps its lease until it ends
+BETWEEN_S = 2.0  # two losses of a registry: the one on standby reads the log
 MANY = 100_000
 PER_MANIFEST = 2_000
 UP_S_MAX = 600
@@ -183,21 +188,32 @@ class Fleet:
         self.workers[name] = made
         return made
 
+    async def registry(self, name: str) -> None:
+        replicas = self.running.settings.bus.replicas
+        await self.worker(name, "registry", self.creds(name, roles.Role.REGISTRY), str(replicas))
+
+    async def admin(self) -> api.Bus:
+        bus = await self.running.connect("admin", roles.Role.OPERATOR)
+        return await self.stack.enter_async_context(bus)
+
 
 @contextlib.asynccontextmanager
-async def _fleet(place: pathlib.Path, managers: int, resources: int) -> Any:
-    settings = loader.load(app_settings.Settings, flags={"domain.data_dir": str(place)})
+async def _fleet(
+    place: pathlib.Path, managers: int, resources: int, *, registries: int = 1, brokers: int = 1
+) -> Any:
+    flags = {"domain.data_dir": str(place), "bus.brokers": brokers}
+    settings = loader.load(app_settings.Settings, flags=flags)
     async with contextlib.AsyncExitStack() as stack:
         running = await stack.enter_async_context(domain.Domain(settings))
         fleet = Fleet(running, stack)
-        bus = await stack.enter_async_context(await running.connect("registry-1", roles.Role.REGISTRY))
-        await stack.enter_async_context(endpoint.RegistryEndpoint(bus))
+        for number in range(1, registries + 1):
+            await fleet.registry(f"registry-{number}")
         for number in range(1, managers + 1):
             name = f"manager-{number}"
             await fleet.worker(name, "manager", fleet.creds(name, roles.Role.MANAGER))
         hosts = [f"host-{number}" for number in range(-(-resources // ON_A_CONNECTION))]
         await fleet.worker("adapters", "adapters", *(fleet.creds(host, roles.Role.AGENT) for host in hosts))
-        admin = await stack.enter_async_context(await running.connect("admin", roles.Role.OPERATOR))
+        admin = await fleet.admin()
         began = time.perf_counter()
         for first in range(0, resources, PER_MANIFEST):
             entries = [
@@ -229,13 +245,14 @@ async def _responses(place: pathlib.Path, quick: bool) -> list[harness.Row]:
     for size in _sizes(quick):
         async with _fleet(place / f"one-{size}", 1, size) as fleet:
             rows += await _burst(fleet, size, 1)
-            if size in (2_000, 10_000):
-                rows.append(_applied(fleet, size, 1))
             if size >= (2_000 if quick else 10_000):
                 rows += await _steady(fleet, size, 3 if quick else 30)
     if not quick:
         async with _fleet(place / "many", 2, MANY) as fleet:
             rows.append(_applied(fleet, MANY, 2))
+    for brokers in (1, 3):
+        size = 2_000 if quick else 10_000
+        rows += await _take_over(place / f"take-over-{brokers}", size, brokers, 1 if quick else ROUNDS)
     for managers in (2, 4):
         size = _shared_by_managers(quick)
         async with _fleet(place / f"{managers}-{size}", managers, size) as fleet:
@@ -248,14 +265,14 @@ async def _responses(place: pathlib.Path, quick: bool) -> list[harness.Row]:
     return rows
 
 
-def _applied(fleet: Fleet, size: int, managers: int) -> harness.Row:
+def _applied(fleet: Fleet, size: int, managers: int, brokers: int = 1) -> harness.Row:
     return harness.Row(
-        metric=f"{size} resources applied and up, {managers} manager(s)",
+        metric=f"{size} resources applied and up, {managers} manager(s){_of(brokers)}",
         ours=fleet.applied_s,
         unit="s",
         better="lower",
         goal=40 if size == MANY else None,
-        load=f"{_FLEET}; manifests of {PER_MANIFEST:,} resources, each sent after the last was accepted",
+        load=f"{_on(brokers)}; manifests of {PER_MANIFEST:,} resources, one after the other",
     )
 
 
@@ -370,6 +387,65 @@ async def _until_shared(fleet: Fleet, size: int) -> None:
             return
         await asyncio.sleep(0.2)
     raise errors.TimedOut("the resources were not shared again in 120 s")
+
+
+# The loss of a registry
+
+
+async def _take_over(place: pathlib.Path, size: int, brokers: int, rounds: int) -> list[harness.Row]:
+    """The active one of two registries is killed or frozen: when a write is answered again."""
+    took_s: dict[str, list[float]] = {}
+    async with _fleet(place, 1, size, registries=2, brokers=brokers) as fleet:
+        applied, admin, numbers = _applied(fleet, size, 1, brokers), await fleet.admin(), itertools.count(3)
+        registries = ["registry-1", "registry-2"]
+        for name, lost in LOSSES * rounds:
+            await asyncio.sleep(BETWEEN_S)
+            active = await _active(fleet, registries)
+            began = time.monotonic()
+            os.kill(fleet.workers[active].pid, lost)
+            entry = {"name": "r0", "type": "memory", "agent": "host-0", "config": {"value": began}}
+            await rpc.call(
+                admin, protocol.request("admin", "apply"), {"entries": [entry]}, timeout_s=60, try_s=0.1
+            )
+            took_s.setdefault(name, []).append(time.monotonic() - began)
+            if lost is signal.SIGSTOP:
+                os.kill(fleet.workers[active].pid, signal.SIGCONT)
+            else:
+                registries.remove(active)
+                registries.append(f"registry-{next(numbers)}")
+                await fleet.registry(registries[-1])
+    load = f"{_on(brokers)}; two registries, leases of {leases.TTL_S:g} s; the longest of {rounds}"
+    return [
+        applied,
+        *(
+            harness.Row(
+                metric=f"{name} of the active registry, {size} resources{_of(brokers)}: a write is answered",
+                ours=max(durations_s),
+                unit="s",
+                better="lower",
+                goal=TAKE_OVER_S[name] if brokers == 1 else None,
+                load=load,
+            )
+            for name, durations_s in took_s.items()
+        ),
+    ]
+
+
+async def _active(fleet: Fleet, registries: list[str]) -> str:
+    """One that was frozen has to notice first that it is not active any more."""
+    while True:
+        active = [name for name in registries if (await _ask(fleet.workers[name], {}))["acts"]]
+        if len(active) == 1:
+            return active[0]
+        await asyncio.sleep(0.1)
+
+
+def _on(brokers: int) -> str:
+    return _FLEET if brokers == 1 else _FLEET.replace("one broker", f"{brokers} brokers")
+
+
+def _of(brokers: int) -> str:
+    return "" if brokers == 1 else f", {brokers} brokers"
 
 
 # A command to everybody

@@ -23,6 +23,7 @@ from muster.core import messages
 from muster.manage import protocol
 from muster.manage.agent import agent
 from muster.manage.manager import manager
+from muster.manage.registry import endpoint
 from muster.trust import credentials
 
 BEAT_S = 5.0
@@ -43,6 +44,17 @@ async def connect(url: str, creds: str | None = None, identity: str = "worker") 
         read = await asyncio.to_thread(credentials.Credentials.load, pathlib.Path(creds))
         return await client.connect([url], creds=read)
     return await client.connect([url], identity=identity, audit_s=0)
+
+
+async def registry(url: str, creds: str, replicas: str) -> None:
+    worker.relax_gc()
+    async with (
+        await connect(url, creds) as bus,
+        endpoint.RegistryEndpoint(bus, replicas=int(replicas)) as running,
+    ):
+        say("ready")
+        while await next_command() is not None:
+            say({"acts": running.acting.is_set()})
 
 
 async def manage(url: str, creds: str) -> None:
@@ -201,6 +213,7 @@ async def ask_echo(url: str) -> None:
 
 
 ROLES: dict[str, Any] = {
+    "registry": registry,
     "manager": manage,
     "adapters": adapters,
     "host": host,

@@ -133,7 +133,7 @@ mutants: setup ## mutation tests of a package's deciding cores: make mutants PAC
 	@$(BIN)/python -m tools.mutants $(PACKAGE)
 
 lock: ## pin dependencies anew (needs uv)
-	@$(LOCK) --group dev --extra postgres --extra websocket --extra monitor --extra fast --extra web -o requirements.lock
+	@$(LOCK) --group dev --extra websocket --extra monitor --extra fast --extra web -o requirements.lock
 	@$(LOCK) --extra spark -c requirements.lock -o requirements-spark.lock
 	@$(LOCK) --extra amqp -c requirements.lock -o requirements-amqp.lock
 	@uv pip compile $(PINNED) --group build -c requirements.lock -o requirements-build.lock

@@ -28,7 +28,7 @@ hypothesis.settings.load_profile("unhurried")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Brokers and stores sync each of thousands of small writes: in memory, if there is room, that takes no
+    """Brokers sync each of thousands of small writes: in memory, if there is room, that takes no
     time. Slow tests may write gigabytes."""
     is_small = config.getoption("markexpr") == "not slow"
     if is_small and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4 << 30:
@@ -38,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_report_header() -> str:
     """States what needs root before the tests run; skipped tests are listed at the end."""
     if os.geteuid() == 0:
-        line = "root: PostgreSQL runs as nobody, and small disks are mounted to be filled"
+        line = "root: small disks are mounted to be filled"
     else:
         line = "not root: tests that fill a small disk are skipped"
     missing = [f"{part.name} is missing: {part.command}" for part in debian.PARTS if not part.is_here]

@@ -1,5 +1,5 @@
-"""The next version of Muster, for tests of upgrades: a copy of this tree with another version number, a new
-field in every wire message, and a new column in the store."""
+"""The next version of Muster, for tests of upgrades: a copy of this tree with another version number, and a
+new field in every wire message."""
 
 from __future__ import annotations
 
@@ -19,12 +19,6 @@ CHANGES = (
         'that services declare in their own ``protocol.py``."""\n',
         'that services declare in their own ``protocol.py``."""\n\n'
         f'    {FIELD}: str = msgspec.field(default_factory=lambda: "new")\n',
-    ),
-    ("store/sqlite/statements.py", "SCHEMA_VERSION = 1\n", "SCHEMA_VERSION = 2\n"),
-    (
-        "store/sqlite/statements.py",
-        "MIGRATIONS: dict[int, str] = {}",
-        'MIGRATIONS: dict[int, str] = {1: "ALTER TABLE record ADD COLUMN added TEXT"}',
     ),
 )
 

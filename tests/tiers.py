@@ -1,6 +1,6 @@
 """The fast tier (``pytest --fast``, ``make test-fast``): tests to run on every save.
 
-It leaves out what takes long to start or to run: Spark, a browser, Java, PostgreSQL, clusters of brokers,
+It leaves out what takes long to start or to run: Spark, a browser, Java, clusters of brokers,
 whole domains in processes of their own, random models, and tests that are given more than the usual time. The
 lists below name them; every other test belongs to the fast tier, also a new one. Random tests try fewer
 examples. ``make test`` runs all.
@@ -79,10 +79,6 @@ FILES = {
     "tests/manage/test_processes.py": "processes",
     "tests/manage/test_sizes.py": "large messages",
     "tests/manage/test_spark*.py": "Spark",
-    "tests/store/test_portable.py": "PostgreSQL",
-    "tests/store/test_postgres.py": "PostgreSQL",
-    "tests/store/test_server.py": "PostgreSQL",
-    "tests/store/test_crash.py": "processes that are killed",
     "tests/bus/test_broker_*.py": "networks of brokers",
     "tests/bus/test_faults.py": "networks of brokers",
     "tests/bus/test_leases.py": "waits for leases to expire",
@@ -125,7 +121,6 @@ FILES = {
     "tests/sim/test_seeds.py": "a simulated domain",
     "tests/*/test_agreement.py": "random models",
 }
-PARAMETERS = ("postgres",)  # of a parametrised test
 EXAMPLES = 25  # of a random test; Hypothesis tries 100 otherwise
 
 
@@ -161,8 +156,6 @@ def why_not_fast(item: pytest.Item) -> str:
     for name in getattr(item, "fixturenames", ()):
         if name in FIXTURES:
             return FIXTURES[name]
-    if any(name in item.nodeid.partition("[")[2] for name in PARAMETERS):
-        return "PostgreSQL"
     return "more than the usual time" if item.get_closest_marker("timeout") is not None else ""
 
 

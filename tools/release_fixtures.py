@@ -2,8 +2,9 @@
 
     python -m tools.release_fixtures        # writes tests/fixtures/VERSION/, once for each release
 
-``backup.tar.gz``   a domain with contexts, queued messages, resources, a history and a checkpoint, with the
-                    throw-away keys of that domain
+``backup.tar.gz``   a domain with contexts, queued messages, resources, a secret, a rollout, enrolment tokens,
+                    a durable event, a history and a checkpoint, with the throw-away keys of that domain
+``home.tar.gz``     the home of that domain
 ``wire.json``       a message of every kind that has a version
 ``report.arrow``    reports, as sensors and channels send them
 ``fleet.msgpack``   the state of the pipeline's shards, and the names of their machines
@@ -15,32 +16,42 @@ reads all of them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import pathlib
 import re
 import shutil
 import sys
+import tarfile
 import tempfile
 from typing import Any
 
 import msgspec
 
 import muster
-from muster.app import domain, home, identities
+from muster import connection
+from muster.app import domain, enrolment, home, identities
 from muster.app import settings as app_settings
-from muster.app.components import factories
+from muster.app.components import bootstrap_client, factories
 from muster.app.operations import backup
-from muster.core import messages
+from muster.bus import api
+from muster.core import errors, messages
 from muster.core.reports import columns
 from muster.core.settings import loader
 from muster.inform import client as inform_client
 from muster.manage import client as manage_client
+from muster.manage import rows
 from muster.message import destinations
 from muster.message.client import api as message_api
+from muster.notify import client as notify_client
+from muster.notify import models
 from muster.pipeline.alerts import tracker
 from muster.pipeline.fleet import blocks, state
 from muster.pipeline.history import data_files, delta, tables
 from muster.pipeline.job import batch_commit, checkpoint_label, commit_state, query
 from muster.pipeline.job.driver import driver_terms
+from muster.predicates import types
+from muster.testing.eventually import eventually
+from muster.trust import credentials, nkeys
 from muster.trust.permissions import roles
 from tools.reference import wire
 
@@ -59,7 +70,19 @@ enabled = false
 MANIFEST = """
 resources:
   - {name: worker, type: process, agent: local, desired: down, config: {command: [sleep, "60"]}}
+  - name: shop
+    type: process
+    agent: local
+    desired: down
+    config: {command: [sleep, "60"], environment: {PASSWORD: {secret: "store:shop-password"}}}
 """
+SECRET, SECRET_VALUE = "shop-password", "s3cret"
+ENROLLING = ("host-b", "machine-1")  # a name, and the machine that waits for approval
+RECEIVER = "web"
+RECEIVER_MODEL = models.Model("WebServer", {"load": types.FLOAT})
+EVENT_MODEL = models.Model("alert", {"threat_level": types.INT}, models.ModelKind.EVENT)
+EVENT = {"threat_level": 7}
+YEARS_S = 10 * 365 * 86400.0
 QUEUE = "orders"
 BODIES = ("first", "second", "third")
 CONTEXTS = {"lab/a": b"1", "lab/b": b"two", "lab/c": bytes(range(256))}
@@ -192,8 +215,48 @@ async def make_backup(file: pathlib.Path) -> None:
                 producer = session.producer(destinations.queue(QUEUE))
                 for body in BODIES:
                     await producer.send(body)
-            await manage_client.ManageClient(bus).apply(MANIFEST)
+            await fill_registry(bus)
+            await leave_event(bus)
         await backup.backup(settings, place, file)
+        with tarfile.open(file.with_name("home.tar.gz"), "w:gz") as archive:
+            for path in sorted(place.root.rglob("*")):
+                name = path.relative_to(place.root)
+                if path.is_file() and name.parts[1:2] not in (("run",), ("logs",)):
+                    archive.add(path, str(name), recursive=False)
+
+
+async def fill_registry(bus: api.Bus) -> None:
+    fleet = manage_client.ManageClient(bus)
+    await fleet.set_secret(SECRET, SECRET_VALUE)
+    await fleet.apply(MANIFEST, wait_s=30.0)
+    rollout = await fleet.rollout(rows.RolloutPlan(operation="stop", timeout_s=5), "worker")
+
+    async def ended() -> bool:
+        return (await fleet.rollouts(rollout.id))[0].state == "done"
+
+    await eventually(ended)
+    domain_process = bootstrap_client.BootstrapClient(bus)
+    await domain_process.token("host-c", lifetime_s=YEARS_S)
+    name, machine = ENROLLING
+    issued = await domain_process.token(name, approval=True, lifetime_s=YEARS_S)
+    token = enrolment.EnrolmentToken.parse(issued.token)
+    joining = await connection.connect(token.servers, creds=credentials.Credentials.parse(token.creds))
+    async with joining:
+        key = nkeys.KeyPair.create(nkeys.KeyKind.USER).public
+        with contextlib.suppress(errors.Unavailable):  # it waits for approval
+            await bootstrap_client.BootstrapClient(joining).enrol(key, machine=machine)
+
+
+async def leave_event(bus: api.Bus) -> None:
+    """A durable event for a receiver that is not there."""
+    async with notify_client.NotifyClient(bus) as receivers:
+        await receivers.define(RECEIVER_MODEL)
+        await receivers.define(EVENT_MODEL)
+        await receivers.advertise(
+            RECEIVER, RECEIVER_MODEL.name, {"load": 0.5}, policy=EVENT_MODEL.name, durable=True
+        )
+    async with notify_client.NotifyClient(bus) as receivers:
+        await receivers.sender("watch").send(EVENT_MODEL.name, EVENT, durable=True)
 
 
 def main() -> int:

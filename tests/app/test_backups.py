@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-import secrets
 import shutil
 import tarfile
-from collections.abc import Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import psycopg
 import pytest
 
 from muster.app import certificates, domain, home
@@ -20,19 +18,14 @@ from muster.app import settings as app_settings
 from muster.app.components import factories, web
 from muster.app.operations import backup, doctor
 from muster.bus import api, consumer_api
-from muster.bus.streams import snapshots
 from muster.core import errors
 from muster.core.settings import loader
+from muster.manage.registry import registry_log
 from muster.pipeline.job import checkpoint_label, state_copy
 from muster.pipeline.job.driver import driver_terms
-from muster.store import backup as store_backup
-from muster.store import database
 from muster.testing.eventually import eventually
 from muster.trust.permissions import roles
-from tests import postgres
 from tests.cli import driver
-
-postgres_server = postgres.postgres_server
 
 
 @pytest.fixture
@@ -47,9 +40,19 @@ def loaded(place: home.Home) -> app_settings.Settings:
     return loader.load(app_settings.Settings, file=place.settings_file)
 
 
+@contextlib.asynccontextmanager
+async def registry(running: domain.Domain) -> AsyncIterator[registry_log.RegistryLog]:
+    async with (
+        await running.connect("registry-1", roles.Role.REGISTRY) as bus,
+        await registry_log.RegistryLog.open(bus) as log,
+    ):
+        yield log
+
+
 async def fill(running: domain.Domain) -> None:
-    await running.store.put("things", "one", b"1")
-    await running.store.put("things", "two", bytes(range(256)))
+    async with registry(running) as log:
+        await log.own(1)
+        await log.write([(registry_log.META, registry_log.EPOCH, b"7"), ("manage.secrets", "one", b"1")])
     async with await running.connect("admin", roles.Role.OPERATOR) as bus:
         stream = await bus.stream(api.StreamSettings("orders", ("topic.orders.>",), max_bytes=8 << 20))
         await asyncio.gather(*(stream.publish("topic.orders.eu", b"%d" % n * 1000) for n in range(500)))
@@ -75,8 +78,12 @@ async def outlive(running: domain.Domain) -> None:
 
 
 async def check(running: domain.Domain) -> None:
-    assert (await running.store.get("things", "one")).value == b"1"  # type: ignore[union-attr]
-    assert (await running.store.get("things", "two")).value == bytes(range(256))  # type: ignore[union-attr]
+    async with registry(running) as log:
+        record = log.get("manage.secrets", "one")
+        assert record is not None
+        assert record.value == b"1"
+        assert log.fleet.epoch > 7, "later ones than those of the backup may have been assigned"
+        assert log.fleet.lost_epochs == [(7, log.fleet.epoch)]
     async with await running.connect("admin", roles.Role.OPERATOR) as bus:
         stream = await bus.open_stream("orders")
         kept = [message async for message in stream.read(1, gaps=True)]
@@ -101,11 +108,11 @@ async def test_a_restore_that_fails_leaves_no_keys_outside_of_the_home(tmp_path:
         await backup.restore(file, place)
     shutil.rmtree(keys)
 
-    async def away(*_: object, **__: object) -> None:
-        raise errors.Unavailable("the database is away")
+    def away(*_: object) -> None:
+        raise errors.Unavailable("the broker is away")
 
     with monkeypatch.context() as patch:
-        patch.setattr(store_backup, "restore", away)
+        patch.setattr(backup, "_put_in_place", away)
         with pytest.raises(errors.Unavailable):
             await backup.restore(file, place)
     assert not place.root.exists()
@@ -218,97 +225,16 @@ def test_what_is_in_an_object_store_is_named(tmp_path: Path):
     assert "not included: the history in s3://fleet/history" in answer.out
 
 
-# A store outside of the home
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def elsewhere(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[str, Callable[[], None]]:
-    """The URL of a store, and what removes that store."""
-    if request.param == "sqlite":
-        folder = tmp_path / "data"
-        folder.mkdir()
-
-        def remove() -> None:
-            for path in folder.iterdir():
-                path.unlink()
-
-        return f"sqlite:{folder}/state.db", remove
-    server = request.getfixturevalue("postgres_server")
-    monkeypatch.setenv("TEST_RESTORE_PASSWORD", server.password)
-    name = f"r_{secrets.token_hex(4)}"
-
-    def make_anew() -> None:
-        with psycopg.connect(server.url, password=server.password, autocommit=True) as connection:
-            connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
-            connection.execute(f"CREATE DATABASE {name}")
-
-    make_anew()
-    return server.url.removesuffix("/postgres") + f"/{name}", make_anew
-
-
-async def test_a_restore_that_fails_leaves_a_store_outside_of_the_home_empty(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: tuple[str, Callable[[], None]]
-):
-    url, remove = elsewhere
-    place, file = home.Home(tmp_path / "home"), tmp_path / "a.tar.gz"
-    options = ["--set", f"store.url={url}"]
-    if url.startswith("postgresql"):
-        options += ["--set", "store.password=env:TEST_RESTORE_PASSWORD"]
-    made = driver.quick("init", "--port", "0", *options, home=place.root)
-    assert made.code == 0, made.err
-    async with domain.Domain(loaded(place)) as running:
-        await running.store.put("things", "one", b"1")
-        async with await running.connect("admin", roles.Role.OPERATOR) as bus:
-            await bus.stream(api.StreamSettings("orders", ("topic.orders.>",), max_bytes=1 << 20))
-        await backup.backup(loaded(place), place, file)
-    shutil.rmtree(place.root)
-    with pytest.raises(errors.AlreadyExists, match="not empty"):
-        await backup.restore(file, place)
-    assert not place.root.exists()
-    await asyncio.to_thread(remove)
-
-    async def away(*_: object, **__: object) -> None:
-        raise errors.Unavailable("it is away")
-
-    def no_room(*_: object) -> None:
-        raise errors.Unavailable("no room")
-
-    write, failing = database.Store.write, [True]
-
-    async def last_write_in_doubt(store: database.Store, writes: Any) -> Any:
-        stored = await write(store, writes)
-        mark = writes.get(database.UNFINISHED)
-        if mark is not None and mark.value is None and failing:
-            failing.clear()
-            raise errors.Unavailable("it is away")
-        return stored
-
-    for owner, name, failure in (
-        (snapshots, "restore", away),
-        (backup, "_put_in_place", no_room),
-        (database.Store, "write", last_write_in_doubt),
-    ):
-        with monkeypatch.context() as patch:
-            patch.setattr(owner, name, failure)
-            with pytest.raises(errors.Unavailable):
-                await backup.restore(file, place)
-        assert not place.root.exists()
-        if url.startswith("sqlite"):
-            assert list((tmp_path / "data").iterdir()) == []
-    await backup.restore(file, place)
-    async with domain.Domain(loaded(place)) as running:
-        assert (await running.store.get("things", "one")).value == b"1"  # type: ignore[union-attr]
+# Places outside of the home
 
 
 @pytest.mark.parametrize(
     ("path", "final"),
     [
-        ("store.db", None),
-        ("../store.db", None),
-        ("../../store.db", "/srv/store.db"),
-        ("/var/state.db", "/var/state.db"),
+        ("keys", None),
+        ("../keys", None),
+        ("../../keys", "/srv/keys"),
+        ("/var/keys", "/var/keys"),
     ],
 )
 def test_paths_outside_of_a_home_are_resolved_from_its_new_place(path: str, final: str | None):
@@ -331,7 +257,7 @@ async def test_what_was_backed_up_is_there_again(place: home.Home, tmp_path: Pat
         if runs:
             await outlive(running)
     made = made or await backup.backup(loaded(place), place, file)
-    assert {stream.name for stream in made.streams} == {"orders", "KV_facts"}
+    assert {stream.name for stream in made.streams} == {"orders", "registry", "KV_facts"}
     assert file.stat().st_mode & 0o077 == 0
 
     shutil.rmtree(place.root)
@@ -390,8 +316,6 @@ async def test_a_restored_home_is_valid_and_accepts_its_tokens(tmp_path: Path):
 
 async def test_a_damaged_file_or_a_home_in_use_change_nothing(place: home.Home, tmp_path: Path):
     file = tmp_path / "lab.tar.gz"
-    async with domain.Domain(loaded(place)) as running:
-        await running.store.put("things", "one", b"1")
     await backup.backup(loaded(place), place, file)
     with pytest.raises(errors.AlreadyExists, match="already exists"):
         await backup.backup(loaded(place), place, file)
@@ -404,7 +328,7 @@ async def test_a_damaged_file_or_a_home_in_use_change_nothing(place: home.Home, 
             assert held is not None
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(held.read())
-    (tmp_path / "x" / "store.jsonl").write_text("{}\n")
+    (tmp_path / "x" / "muster.toml").write_text("")
     with tarfile.open(tmp_path / "changed.tar.gz", "w:gz") as archive:
         for item in (tmp_path / "x").iterdir():
             archive.add(item, item.name)

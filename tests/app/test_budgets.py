@@ -100,9 +100,13 @@ class Reach:
 
 
 async def test_an_alert_from_before_the_dashboard_connected_is_shown_and_ends(made, tmp_path):
-    async with domain.Domain(made(store__max_bytes=1 << 20)) as running:
+    async with (
+        domain.Domain(made()) as running,
+        await running.connect("op", roles.Role.OPERATOR) as bus,
+    ):
         watch = running.part(retention.RetentionMonitor)
-        await running.store.put("big", "one", bytes(1_040_000))
+        big = await bus.stream(api.StreamSettings("big", ("topic.big",), max_bytes=1 << 20))
+        await big.publish("topic.big", bytes(1_040_000))
         await watch.check()  # announced, and nothing listens yet
         source = source_.ReadModel(Reach(running), history=str(tmp_path), domain="local")
         reading = asyncio.create_task(source.run())
@@ -113,36 +117,21 @@ async def test_an_alert_from_before_the_dashboard_connected_is_shown_and_ends(ma
             return ["not connected"]
 
         async def shown() -> bool:
-            return "budget:store" in await about()
+            return "budget:big" in await about()
 
         async def gone() -> bool:
-            return not {"budget:store", "not connected"}.intersection(await about())
+            return not {"budget:big", "not connected"}.intersection(await about())
 
         try:
             await eventually(shown)
             source._lost()  # what is announced while the dashboard is away, it does not hear
-            await running.store.delete("big", "one")
+            await big.purge()
             await watch.check()
             await eventually(gone)
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
             await source.cache.close()
-
-
-async def test_a_full_store_is_an_alert_too(made):
-    async with (
-        domain.Domain(made(store__max_bytes=1 << 20)) as running,
-        await running.connect("op", roles.Role.OPERATOR) as bus,
-        await bus.subscribe(subjects.to_all("bus", "alert")) as subscription,
-    ):
-        watch = running.part(retention.RetentionMonitor)
-        await running.store.put("big", "one", bytes(1_040_000))
-        await watch.check()
-        alert = messages.decode((await subscription.next(timeout_s=30)).data, messages.Alert)
-        assert (alert.about, alert.severity) == ("budget:store", CRITICAL)
-        with pytest.raises(errors.LimitExceeded, match="budget of 1048576 bytes"):
-            await running.store.put("big", "two", bytes(100_000))
 
 
 def test_every_stream_of_ours_has_a_budget_in_the_settings(made):

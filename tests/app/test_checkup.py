@@ -144,13 +144,9 @@ async def test_keys_of_another_domain_are_a_conflict(place: home.Home):
         identities.open_or_create(renamed)
 
 
-async def test_brokers_and_a_store_that_do_not_answer(place: home.Home):
-    seen = await run_doctor(
-        place, bus__servers=("nats://127.0.0.1:9",), store__url="postgresql://nobody@127.0.0.1:9/x"
-    )
+async def test_brokers_that_do_not_answer(place: home.Home):
+    seen = await run_doctor(place, bus__servers=("nats://127.0.0.1:9",))
     assert seen["brokers"].state == doctor.FAULT
-    assert seen["store"].state == doctor.FAULT
-    assert seen["store"].advice or seen["store"].finding
 
 
 async def test_a_partition_of_queues_without_a_dispatcher(
@@ -229,7 +225,7 @@ def test_before_there_is_a_home_the_machine_is_looked_at(tmp_path: Path):
     seen = {finding["check"]: finding for finding in answer.json()}
     assert seen["home"]["advice"] == "`muster init` creates one"
     assert {"python", "java", "clock", "disk", "ports"} <= set(seen)
-    assert not {"keys", "store", "domain"} & set(seen)
+    assert not {"keys", "domain"} & set(seen)
 
 
 def test_a_profile_is_looked_at_from_here(place: home.Home):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +14,30 @@ import pytest
 
 import muster
 from muster.app import domain, home
-from muster.app.components import factories
-from muster.app.operations import backup
+from muster.app import settings as app_settings
+from muster.app.components import bootstrap_client, factories
+from muster.app.operations import backup, first_release
 from muster.bus import api
 from muster.bus.streams import stream as nats_stream
 from muster.core import errors, messages
 from muster.core.reports import columns
+from muster.core.settings import loader
 from muster.inform import client as inform_client
 from muster.manage import client as manage_client
 from muster.message import destinations
 from muster.message.client import api as message_api
+from muster.notify import client as notify_client
 from muster.pipeline.alerts import tracker
 from muster.pipeline.fleet import node_columns, state
 from muster.pipeline.history import delta, tables
 from muster.pipeline.job import checkpoint_label, commit_state
 from muster.pipeline.job.driver import driver_terms
+from muster.testing.eventually import eventually
 from muster.trust.permissions import roles
 from tests.cli import driver
 from tools import release_fixtures
 
+FIRST = release_fixtures.FOLDER / first_release.VERSION
 RELEASES = sorted(path for path in release_fixtures.FOLDER.iterdir() if path.is_dir())
 KINDS = release_fixtures.kinds()
 
@@ -65,7 +72,109 @@ async def test_a_domain_of_a_release_is_restored_and_runs(folder: Path, tmp_path
             consumer = await session.consumer(destinations.queue(release_fixtures.QUEUE))
             for body in release_fixtures.BODIES:
                 assert await consumer.receive_body(str, timeout_s=30.0) == body
-        assert await manage_client.ManageClient(bus).names() == ["worker"]
+        await check_event(running)
+        await check_registry(bus, tmp_path / "password")
+
+
+async def check_event(running: domain.Domain) -> None:
+    async with (
+        await running.connect("ann", roles.Role.OPERATOR) as bus,
+        notify_client.NotifyClient(bus) as receivers,
+    ):
+        receiver = await receivers.advertise(
+            release_fixtures.RECEIVER,
+            release_fixtures.RECEIVER_MODEL.name,
+            {"load": 0.5},
+            policy=release_fixtures.EVENT_MODEL.name,
+            durable=True,
+        )
+        assert (await receiver.next(timeout_s=30.0)).content == release_fixtures.EVENT
+
+
+async def check_registry(bus: api.Bus, output: Path) -> None:
+    fleet = manage_client.ManageClient(bus)
+    assert await fleet.names() == ["shop", "worker"]
+    (rollout,) = await fleet.rollouts()
+    assert (rollout.state, rollout.operation, rollout.by) == ("done", "stop", "ann")
+    assert [step.name for step in await fleet.rollout_steps(rollout.id)] == ["worker"]
+    (secret,) = await fleet.secrets()
+    assert (secret.name, secret.by, secret.used_by) == (release_fixtures.SECRET, "ann", ["shop"])
+    config = (await fleet.describe("shop")).spec.config
+    command = ["sh", "-c", f'printf %s "$PASSWORD" > {output}; exec sleep 60']
+    await fleet.put("shop", config=config | {"command": command}, desired="up")
+    await fleet.wait("shop", "up", timeout_s=60.0)
+    await eventually(lambda: output.exists() and output.read_text() == release_fixtures.SECRET_VALUE)
+    await fleet.delete("shop")
+    await fleet.wait_gone("shop")
+    domain_process = bootstrap_client.BootstrapClient(bus)
+    name, machine = release_fixtures.ENROLLING
+    assert [(row.name, row.machine) for row in await domain_process.waiting()] == [(name, machine)]
+    assert (await domain_process.approve(name)).approved == name
+
+
+def home_of_first_release(folder: Path) -> home.Home:
+    place = home.Home(folder / "home")
+    with tarfile.open(FIRST / "home.tar.gz") as archive:
+        backup._extract(archive, place.root)
+    return place
+
+
+@pytest.mark.may_block(reason="a domain's first start reads files")
+async def test_a_home_of_the_first_release_is_converted(tmp_path: Path):
+    place = home_of_first_release(tmp_path)
+    with place.settings_file.open("a") as file:
+        file.write('[store]\nsync = "normal"\npassword = "env:NONE"\n[log]\nlevel = "warning"\n')
+    refused = await asyncio.to_thread(driver.quick, "up", home=place.root)
+    assert refused.code == errors.Refused.exit_code
+    assert f"`muster convert --home {place.root}`" in refused.err
+    converted = await asyncio.to_thread(driver.quick, "convert", "-o", "json", home=place.root)
+    assert converted.json()["records"] > 0, converted.err
+    assert "[store]" not in place.settings_file.read_text()
+    again = await asyncio.to_thread(driver.quick, "convert", home=place.root)
+    assert again.code == errors.Refused.exit_code
+    settings = loader.load(app_settings.Settings, file=place.settings_file)
+    assert settings.log.level == "warning"
+    assert not list(settings.domain.folder.glob("store.db*"))
+    async with (
+        domain.Domain(settings, parts=factories.components(settings)) as running,
+        await running.connect("bob", roles.Role.OPERATOR) as bus,
+    ):
+        await check_event(running)
+        await check_registry(bus, tmp_path / "password")
+
+
+async def test_a_conversion_is_repeated_until_it_is_complete_and_then_not_again(tmp_path: Path, monkeypatch):
+    """As on the machines of a domain, of which the first one converts the registry."""
+    place = home_of_first_release(tmp_path)
+
+    async def interrupted(*_: object) -> int:
+        raise errors.Unavailable("power cut")
+
+    async def never(*_: object) -> int:
+        raise AssertionError("converted twice")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(first_release, "STEPS", (*first_release.STEPS, interrupted))
+        with pytest.raises(errors.Unavailable):
+            await backup.convert(place)
+    assert place.stored_format().format == home.FORMER_FORMAT
+    former = place.settings_file.read_text()
+    format_file = (place.root / home.FORMAT_NAME).read_bytes()
+    assert await backup.convert(place) > 0
+    place.settings_file.write_text(former + '[store]\nurl = "postgresql://muster@10.0.0.1/muster"\n')
+    (place.root / home.FORMAT_NAME).write_bytes(format_file)
+    monkeypatch.setattr(first_release, "STEPS", (never,))
+    assert await backup.convert(place) == 0
+
+
+async def test_a_registry_on_a_server_is_converted_from_a_backup(tmp_path: Path):
+    place = home_of_first_release(tmp_path)
+    with place.settings_file.open("a") as file:
+        file.write('[store]\nurl = "postgresql://muster@10.0.0.1/muster"\n')
+    with pytest.raises(errors.Refused, match="in a database on a server") as raised:
+        await backup.convert(place)
+    assert "`muster convert --from lab.tar.gz`" in str(raised.value.hint)
+    assert await backup.convert(place, source=FIRST / "backup.tar.gz") > 0
 
 
 @pytest.mark.parametrize("folder", RELEASES, ids=lambda folder: folder.name)
@@ -95,8 +204,6 @@ def test_the_state_of_a_release_is_read_or_its_checkpoint_is_replaced(folder: Pa
 
 
 def _label_of(folder: Path) -> Any:
-    import tarfile
-
     with tarfile.open(folder / "backup.tar.gz") as archive:
         file = archive.extractfile(f"pipeline/checkpoint/{checkpoint_label.LABEL}")
         assert file is not None
@@ -168,10 +275,14 @@ def test_every_command_refuses_a_home_of_a_newer_or_unreleased_version(
 ):
     root = tmp_path / "home"
     shutil.copytree(made_home, root)
-    (root / home.FORMAT_NAME).write_text('{"format":2,"version":"9.1.0"}')
+    (root / home.FORMAT_NAME).write_text('{"format":3,"version":"9.1.0"}')
     answer = driver.quick(*arguments, home=root)
     assert answer.code == errors.Refused.exit_code, answer
-    assert "was written by Muster 9.1.0 (format 2); this is Muster" in answer.err
+    assert "was written by Muster 9.1.0 (format 3); this is Muster" in answer.err
+    (root / home.FORMAT_NAME).write_text('{"format":1,"version":"0.1.0"}')
+    answer = driver.quick(*arguments, home=root)
+    assert answer.code == errors.Refused.exit_code, answer
+    assert f"`muster convert --home {root}`" in answer.err
     (root / home.FORMAT_NAME).unlink()
     answer = driver.quick(*arguments, home=root)
     assert answer.code == errors.Refused.exit_code, answer

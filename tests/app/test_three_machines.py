@@ -60,7 +60,7 @@ class ThreeBrokers:
         servers = ",".join(self.urls.values())
         made = self.cli(
             *("init", "--name", "fleet", "--set", f"bus.servers={servers}"),
-            *("--set", f"store.url=sqlite:{self.folder}/store.db", "--set", "health.enabled=false"),
+            *("--set", "health.enabled=false"),
         )
         assert made.code == 0, made.err
         for name in NAMES:

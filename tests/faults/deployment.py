@@ -2,7 +2,7 @@
 
 `LocalDomain` is one machine with three brokers of its own.  `ThreeMachines` is the guide
 docs/guides/three-machines.md: each machine has a network namespace, a broker that the operating system runs,
-and a domain process; PostgreSQL is replaced by one SQLite file, because the machines share a disk here.
+and a domain process.
 """
 
 from __future__ import annotations
@@ -162,7 +162,6 @@ class ThreeMachines(Deployment):
         servers = ",".join(self._urls())
         await self.command(
             *("init", "--name", "fleet", "--set", f"bus.servers={servers}", "--set", "bus.brokers=3"),
-            *("--set", f"store.url=sqlite:{self.folder}/store.db"),
         )
         await asyncio.to_thread(self._issue)
         trust = self.keyring()

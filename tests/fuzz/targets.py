@@ -192,7 +192,7 @@ def _scratch() -> pathlib.Path:
 @target(
     '[domain]\nname = "lab"\ndata_dir = "."\n[bus]\nport = 4222\nbrokers = 3\n',
     '[pipeline]\nhistory_dir = "s3://a/b"\ntrigger_s = "5s"\n[[inform.rules]]\nkeys = "a/*"\n',
-    '[store]\nurl = "postgresql://a@b/c"\n',
+    '[retention.registry]\nmax_bytes = "1GiB"\n',
 )
 def settings_file(data: bytes) -> None:
     _scratch().write_bytes(data)

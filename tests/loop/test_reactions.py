@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from muster.app import domain
+from muster.app import domain, positions
 from muster.app import settings as app_settings
 from muster.app.components import factories, loop
 from muster.bus.memory import network
@@ -461,16 +461,16 @@ async def test_the_responder_answers_what_happens_after_it_was_enabled_and_nothi
         await receivers.define(LISTENER)
         await receivers.advertise("ear", "Listener", {}, policy="news")
 
+        position = positions.StoredPosition(running.folder.root, part.name)
+
         async def begun() -> bool:
-            return await running.store.get(loop.COLLECTION, loop.POSITION) is not None
+            return await position.load() is not None
 
         await eventually(begun)
         assert part.health().facts["sent"] == 0
         await publish(running, alert(3, age_s=30 * 86400), alert(4))
         await eventually(lambda: part.health().facts["sent"] == 1)
-        kept = await running.store.get(loop.COLLECTION, loop.POSITION)
-        assert kept is not None
-        assert int(kept.value) >= 3
+        assert (await position.load() or 0) >= 3
         assert running.metrics.value("muster_responses_total", outcome="too-old") == 1
 
         await publish(running, alert(5, rule="unknown"))

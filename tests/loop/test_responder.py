@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from muster.app import home, positions
 from muster.app.components import loop
 from muster.core import health, messages
 from muster.core.telemetry import log, metrics
@@ -16,7 +17,6 @@ from muster.loop import responder
 from muster.loop import settings as loop_settings
 from muster.notify import client as notify
 from muster.pipeline import protocol
-from muster.store import database
 from muster.supervision import tasks
 from muster.testing.eventually import eventually
 
@@ -45,29 +45,25 @@ async def world(connect: Any, tmp_path: Path) -> Any:
     """A responder that was enabled before the first alert, and is not started yet."""
     (tmp_path / "responses.yaml").write_text(RULES)
     supervisor = tasks.TaskSupervisor("responder")
-    async with await database.open(f"sqlite:{tmp_path / 'store.db'}") as store:
-        await store.put(loop.COLLECTION, loop.POSITION, b"0")
+    await positions.StoredPosition(tmp_path, "responder").store(0)
 
-        async def connected(identity: str, _: object) -> Any:
-            return await connect(identity)
+    async def connected(identity: str, _: object) -> Any:
+        return await connect(identity)
 
-        yield SimpleNamespace(
-            part=loop.ResponderComponent(
-                loop_settings.ResponderSettings(rules=str(tmp_path / "responses.yaml"))
-            ),
-            bus=await connect("pipeline"),
-            store=store,
-            connect=connected,
-            metrics=metrics.Metrics(),
-            log=log.EventLog("app"),
-            tasks=supervisor,
-        )
-        await supervisor.close()
+    yield SimpleNamespace(
+        part=loop.ResponderComponent(loop_settings.ResponderSettings(rules=str(tmp_path / "responses.yaml"))),
+        bus=await connect("pipeline"),
+        folder=home.DomainFolder(tmp_path),
+        connect=connected,
+        metrics=metrics.Metrics(),
+        log=log.EventLog("app"),
+        tasks=supervisor,
+    )
+    await supervisor.close()
 
 
-async def position(world: Any) -> int:
-    kept = await world.store.get(loop.COLLECTION, loop.POSITION)
-    return int(kept.value)
+async def position(world: Any) -> int | None:
+    return await positions.StoredPosition(world.folder.root, "responder").load()
 
 
 async def test_alerts_that_were_dropped_before_they_were_read_are_counted(world):

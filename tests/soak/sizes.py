@@ -1,4 +1,4 @@
-"""Samples of every process, stream and store: memory, descriptors, threads, tasks, bytes."""
+"""Samples of every process and stream: memory, descriptors, threads, tasks, bytes."""
 
 from __future__ import annotations
 
@@ -73,8 +73,6 @@ class Sampler:
         await self._sample_streams(at_s)
         folder = self._domain.settings().domain.folder
         for name, path in (
-            ("store", folder / "store.db"),
-            ("store (write-ahead log)", folder / "store.db-wal"),
             ("view of inform-2", self._domain.home / "inform-2.db"),
             ("logs", folder / "logs"),
         ):

@@ -57,8 +57,6 @@ from muster.pipeline.job import main as pipeline_main
 from muster.pipeline.job import service
 from muster.pipeline.job.driver import driver_lease
 from muster.simulate import fleet as virtual_fleet
-from muster.store import api as store_api
-from muster.store import database
 from muster.supervision import tasks
 from muster.testing.eventually import eventually
 from muster.trust import certificates, keyring
@@ -72,7 +70,6 @@ from tests.manage.conftest import fleet as fleet
 from tests.manage.conftest import process_manifest as process_manifest
 from tests.manage.conftest import trust as trust
 from tests.pipeline import traffic
-from tests.store.conftest import postgres_server as postgres_server
 
 ROOT = Path(__file__).parents[2] / "src" / "muster"
 SUPERVISOR = "supervision/tasks.py"
@@ -474,7 +471,7 @@ async def test_a_failure_of_each_loop_of_a_gateway_and_a_dashboard_is_followed_b
 
 @pytest.mark.may_block(reason="certificates are files")
 async def test_a_failure_of_each_loop_that_needs_little_is_followed_by_a_restart(
-    broker, connect, started, tmp_path, monkeypatch, postgres_server
+    broker, connect, started, tmp_path, monkeypatch
 ):
     """Loops of parts that the tests above do not start: a few seconds without their peers are enough."""
     authority = certificates.CertificateStore.create(tmp_path / "ca", "north", lifetime_s=3600)
@@ -518,18 +515,7 @@ async def test_a_failure_of_each_loop_that_needs_little_is_followed_by_a_restart
         await eventually(lambda: len(started.get(WATCH, ())) >= 4, what="the second and the standby wait")
         both = {"pipeline/job/service.py: prepare", "pipeline/job/service.py: maintenance"}
         await eventually(lambda: both <= started.keys(), what="a pipeline is driver, another its standby")
-        store = await stack.enter_async_context(
-            await database.open(
-                postgres_server.url,
-                settings=store_api.StoreOptions(namespace="everywhere"),
-                password=postgres_server.password,
-            )
-        )
-        watching = asyncio.ensure_future(anext(store.watch()))
-        await eventually(lambda: "store/database.py: notifications" in started)
         await fail_each(started, without=())
-        await store.put("a", "k", b"")
-        assert [change.key for change in await watching] == ["k"]
         await held.release()
         await held_driver.release()
         await (await waiting).release()

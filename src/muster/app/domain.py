@@ -1,11 +1,11 @@
-"""A domain built from settings: its brokers, store, identities and components.
+"""A domain built from settings: its brokers, identities and components.
 
     async with domain.Domain(settings) as running:
         bus = await running.connect("alice", roles.Role.USER)
 
 Before any component starts, and until the last one has stopped, the following exist: the lock on the folder,
-the health pages, the keys, the brokers (own ones, unless the settings name others), the store, and the
-domain's own connection. Several domains can run in one process; each has its own folder.
+the health pages, the keys, the brokers (own ones, unless the settings name others), and the domain's own
+connection. Several domains can run in one process; each has its own folder.
 """
 
 from __future__ import annotations
@@ -31,10 +31,8 @@ from muster.bus.http import health, server, telemetry_export
 from muster.bus.rpc import admission
 from muster.core import errors, messages
 from muster.core.formats import complete
-from muster.core.settings import domain, loader
+from muster.core.settings import domain
 from muster.core.telemetry import log, metrics
-from muster.store import api as store_api
-from muster.store import database
 from muster.supervision import tasks
 from muster.trust import keyring
 from muster.trust.permissions import roles
@@ -73,7 +71,6 @@ class Domain:
             else broker_set.BrokerSet(settings, self.folder, outlive_s=OUTLIVE_S if restarted else 0.0)
         )
         self.trust: keyring.Keyring
-        self.store: database.Store
         self.bus: api.Bus
         self._locator = locator.LocatorComponent(self._located) if settings.bus.locator else None
         self._log = log.EventLog("app", domain=settings.domain.name)
@@ -131,7 +128,6 @@ class Domain:
             if self.brokers is not None:
                 self._stack.push_async_callback(self.brokers.stop)
                 await self.brokers.start(self.trust, measure=self.metrics, on_failure=self._fail)
-            await self._open_store()
             self.bus = await self.connect(identities.SELF, identities.OWN[identities.SELF])
             self._stack.push_async_callback(self.bus.close)
             self._stack.push_async_callback(self._components.stop)
@@ -260,7 +256,6 @@ class Domain:
             settings=self.settings,
             folder=self.folder,
             trust=self.trust,
-            store=self.store,
             bus=self.bus,
             connect=self.connect,
             metrics=self.metrics,
@@ -315,22 +310,3 @@ class Domain:
             {"process": endpoint.process, "pid": endpoint.pid, "url": endpoint.url}
             for endpoint in health.advertised(self.folder.pages)
         ]
-
-    async def _open_store(self) -> None:
-        self.store = await open_store(self.settings)
-        self._stack.push_async_callback(self.store.close)
-
-
-async def open_store(settings: domain.BaseSettings) -> database.Store:
-    """The store that these settings name; several processes may open it."""
-    store_settings = settings.store
-    kind, _, path = store_settings.url.partition(":")
-    in_folder = kind == "sqlite" and path != ":memory:"
-    password = None
-    if store_settings.password:
-        password = await asyncio.to_thread(loader.read_secret, store_settings.password, os.environ)
-    return await database.open(
-        f"sqlite:{settings.domain.folder.absolute() / path}" if in_folder else store_settings.url,
-        settings=store_api.StoreOptions.from_settings(store_settings),
-        password=password,
-    )

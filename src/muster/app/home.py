@@ -7,8 +7,8 @@
       certs/         the domain's certificate authority and the certificates it issued
       brokers/       data of the brokers
       agent/         records and data of this machine's resources
+      positions/     how far components have read streams
       inform/        views of information nodes: they can be rebuilt
-      store.db       system state
       logs/          output of detached processes
       run/           exists only while the domain runs: the lock, its addresses, in pages/ the address of
                      each process's health pages, and in children/ the processes that belong to it
@@ -38,9 +38,8 @@ from muster.supervision import os_process
 FOLDER_NAME = ".muster"
 SETTINGS_NAME = "muster.toml"
 FORMAT_NAME = "format.json"
-#: The format of homes that this version reads and writes. A change that an earlier version cannot read
-#: increases it, and `Home.check` then migrates homes of the former one.
-FORMAT = 1
+#: The format of homes that this version reads and writes, and the one that `muster convert` makes into it.
+FORMAT, FORMER_FORMAT = 2, 1
 
 
 class HomeFormat(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +96,17 @@ class Home:
 
         A home with settings only is new, and gets the present format.
         """
+        stored = self.stored_format()
+        if stored.format < FORMAT:
+            raise errors.Refused(
+                f"the home {self.root} has format {stored.format}, that of Muster 0.1.0; this version uses "
+                f"format {FORMAT}",
+                hint=f"convert it once: `muster convert --home {self.root}` (docs/guides/upgrade.md)",
+            )
+        return stored
+
+    def stored_format(self) -> HomeFormat:
+        """As `check`, of a home that can be converted too."""
         path = self.root / FORMAT_NAME
         try:
             stored = msgspec.json.decode(path.read_bytes(), type=HomeFormat)
@@ -124,9 +134,7 @@ class Home:
 
     def _has_data(self) -> bool:
         return any(
-            (folder / name).exists()
-            for folder in self.root.glob("*/")
-            for name in ("keys", "brokers", "store.db")
+            (folder / name).exists() for folder in self.root.glob("*/") for name in ("keys", "brokers")
         )
 
     def stamp(self) -> None:

@@ -18,7 +18,6 @@ EXTRAS = {
     "pandas": "spark",
     "proton": "amqp",
     "psutil": "monitor",
-    "psycopg": "postgres",
     "pyarrow": "monitor",
     "pyspark": "spark",
     "pytest": "testing",

@@ -49,9 +49,10 @@ COMMANDS: dict[str, CommandEntry] = {
     "creds": CommandEntry("domain.creds", "Domain", "Issue, revoke and show credentials."),
     "config": CommandEntry("domain.config", "Domain", "Check and print settings."),
     "backup": CommandEntry(
-        "domain.backup", "Domain", "Write settings, keys, rules, store, streams and history to a file."
+        "domain.backup", "Domain", "Write settings, keys, rules, streams and history to a file."
     ),
     "restore": CommandEntry("domain.backup", "Domain", "Create a home from a backup."),
+    "convert": CommandEntry("domain.backup", "Domain", "Convert a home of Muster 0.1.0."),
     "activity": CommandEntry(
         "domain.activity", "Domain", "Show the activity log: who did what, when, and with which outcome."
     ),

@@ -12,7 +12,6 @@ from muster.app.supervisor import fork_server
 from muster.bus import api
 from muster.core.settings import domain
 from muster.core.telemetry import log, metrics
-from muster.store import database
 from muster.supervision import tasks
 from muster.trust import keyring
 from muster.trust.permissions import roles
@@ -29,7 +28,6 @@ class ComponentContext:
     settings: domain.BaseSettings
     folder: home.DomainFolder
     trust: keyring.Keyring
-    store: database.Store
     bus: api.Bus  # the domain's own connection
     connect: ComponentConnector  # for a component with its own identity
     metrics: metrics.Metrics

@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from muster.app import positions
 from muster.app.components import component
 from muster.app.components import context as context_
 from muster.core import files, health
 from muster.loop import reaction_rules, reactions, responder, response_rules, settings
-from muster.store import database
 from muster.trust.permissions import roles
 
-COLLECTION = "responder"
-POSITION = "position"
 MARK = "reactions"  # a file in the domain's folder while there may be receivers
 
 
@@ -37,7 +34,7 @@ class ResponderComponent:
         self._responder = responder.Responder(
             bus,
             rules,
-            StoredPosition(context.store),
+            positions.StoredPosition(context.folder.root, self.name),
             context.metrics.counter(
                 "responses", "Notifications that alerts led to, by outcome", ("outcome",)
             ),
@@ -54,20 +51,6 @@ class ResponderComponent:
         problem = self._responder.problem
         state = health.HealthState.LATE if problem else health.HealthState.UP
         return component.ComponentHealth(state, problem, dict(self._responder.counts))
-
-
-@dataclass(frozen=True, slots=True)
-class StoredPosition:
-    """The position of the responder in the stream of alerts, in the domain's store."""
-
-    database: database.Store
-
-    async def load(self) -> int | None:
-        kept = await self.database.get(COLLECTION, POSITION)
-        return None if kept is None else int(kept.value)
-
-    async def store(self, position: int) -> None:
-        await self.database.put(COLLECTION, POSITION, str(position).encode())
 
 
 class ReactionComponent:

@@ -11,11 +11,11 @@ import asyncio
 import functools
 from collections.abc import Sequence
 
+from muster.app import positions
 from muster.app.components import component
 from muster.app.components import context as context_
 from muster.core import errors, health, messages
 
-POSITION = "position"
 RETRY_S = 1.0
 SEVERITY = {
     messages.DecisionOutcome.FAILED: "error",
@@ -45,7 +45,7 @@ def text_of(entry: messages.Decision) -> str:
 
 
 class ActivityExport(abc.ABC):
-    """A component. ``name`` is also the collection of the store that has the position."""
+    """A component. ``name`` is also that of its position."""
 
     name: str
     depends_on: Sequence[str] = ()
@@ -85,25 +85,25 @@ class ActivityExport(abc.ABC):
             except errors.Dropped as error:
                 self._missed += error.last - error.first + 1
                 context.log.error("activities-not-exported", first=error.first, last=error.last)
-                await self._store_position(context, error.last)
+                await self._position(context).store(error.last)
             except (OSError, TimeoutError, errors.Unavailable, errors.NotFound) as error:
                 self._problem = f"{self._url}: {error or 'no connection'}"
                 await self._close()
                 await asyncio.sleep(RETRY_S)
 
     async def _follow(self, context: context_.ComponentContext) -> None:
-        stored = await context.store.get(self.name, POSITION)
+        stored = await self._position(context).load()
         try:
             stream = await context.bus.open_stream(messages.DECISIONS_STREAM)
         except errors.NotFound:
             if stored is None:  # the log has no entry yet: the first one is exported
-                await self._store_position(context, 0)
+                await self._position(context).store(0)
             raise
         last = (await stream.state()).last_sequence
-        position = last if stored is None else int(stored.value)
+        position = last if stored is None else stored
         if position > last:  # the log was created anew
             position = 0
-        await self._store_position(context, position)
+        await self._position(context).store(position)
         await self._close()
         await self._open()
         self._problem = ""
@@ -115,7 +115,7 @@ class ActivityExport(abc.ABC):
                     continue
                 await self._deliver(entry, context.settings.domain.name)
                 self._sent += 1
-                await self._store_position(context, item.sequence)
+                await self._position(context).store(item.sequence)
 
-    async def _store_position(self, context: context_.ComponentContext, position: int) -> None:
-        await context.store.put(self.name, POSITION, str(position).encode())
+    def _position(self, context: context_.ComponentContext) -> positions.StoredPosition:
+        return positions.StoredPosition(context.folder.root, self.name)

@@ -1,16 +1,18 @@
-"""Backup and restore of a domain in one file: settings, keys, certificates, store, streams and pipeline.
+"""Backup and restore of a domain in one file: settings, keys, certificates, streams and pipeline.
 
-A backup works on a running domain, which continues meanwhile, and on a stopped one, whose brokers and store
-are started for it without any component.  The pipeline's files, the store and each stream are consistent
-snapshots, taken in that order: positions in the checkpoint and in the store are never ahead of a stream.
-`CONTENTS` lists what is included.
+A backup works on a running domain, which continues meanwhile, and on a stopped one, whose brokers are started
+for it without any component.  The pipeline's files and each stream are consistent snapshots, taken in that
+order: positions in the checkpoint and in files are never ahead of a stream.  The leases are last, so that no
+log has an epoch that they have not reached.  `CONTENTS` lists what is included.
+
+A restored registry continues with higher epochs than any that were assigned after the backup
+(`muster.manage.registry.registry_log`).  A backup of 0.1.0 is converted (`first_release`).
 
     manifest.json     description, and the SHA-256 of every other file
     muster.toml       settings
     keys/             as in the domain's folder, also from outside of it
     certs/, web/, …   the entries of the domain's folder that `CONTENTS` includes
     files/KEY         the file that the setting KEY names
-    store.jsonl       `muster.store.backup`
     streams/NAME      `muster.bus.streams.snapshots`
     pipeline/         history, checkpoint and alert state (`muster.pipeline.job.state_copy`)
 
@@ -38,11 +40,12 @@ from typing import Any
 import msgspec
 
 import muster
-from muster.app import certificates, domain, home, identities
+from muster.app import certificates, domain, home, identities, positions
 from muster.app import settings as app_settings
 from muster.app.components import loop
-from muster.app.operations import audit, rule_files
+from muster.app.operations import audit, first_release, rule_files
 from muster.app.supervisor import domain_tree
+from muster.bus import leases
 from muster.bus.client import client
 from muster.bus.streams import snapshots
 from muster.core import errors
@@ -50,16 +53,11 @@ from muster.core import files as core_files
 from muster.core.settings import loader
 from muster.core.settings import sections as settings_
 from muster.manage import protocol
-from muster.manage.registry import registry_log
 from muster.pipeline.job import state_copy
-from muster.store import backup as store_backup
-from muster.store import database
 from muster.trust import private_files
-from muster.trust.permissions import roles
 
-FORMAT = 1
+FORMAT, FORMER_FORMAT = 2, 1
 MANIFEST = "manifest.json"
-STORE = "store.jsonl"
 STREAMS = "streams"
 PIPELINE = "pipeline"
 FILES = "files"
@@ -72,8 +70,8 @@ CONTENTS = {
     "web": AS_IT_IS,  # tokens, the key of logins, ended logins
     audit.FOLDER: AS_IT_IS,
     loop.MARK: AS_IT_IS,
+    positions.FOLDER: AS_IT_IS,
     "keys": OTHERWISE,
-    "store.db": OTHERWISE,
     "brokers": OTHERWISE,
     "pipeline": OTHERWISE,
     "history": OTHERWISE,
@@ -99,7 +97,6 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     domain: str
     made_at_s: float
-    records: int
     streams: tuple[StreamBackup, ...]
     files: dict[str, str]  # path: SHA-256
     elsewhere: dict[str, str] = {}  # not included: files, parts of the pipeline, and where they are
@@ -123,18 +120,20 @@ async def backup(
         elsewhere = await asyncio.to_thread(
             state_copy.take, settings.pipeline, settings.domain.folder, work / PIPELINE
         )
-        async with _connected(settings) as (bus, store):
-            names = await bus.streams()
+        with contextlib.suppress(FileNotFoundError):  # copied before the streams, and packed after them
+            await asyncio.to_thread(
+                shutil.copytree, settings.domain.folder / positions.FOLDER, work / positions.FOLDER
+            )
+        async with _connected(settings) as bus:
+            names = sorted(await bus.streams(), key=lambda name: name == f"KV_{leases.BUCKET}")
             steps = 2 + len(names)
-            progress("the store", 0.5 / steps)
-            records = await store_backup.backup(store, work / STORE)
             await asyncio.to_thread((work / STREAMS).mkdir)
             streams = []
             for done, name in enumerate(names, 1):
                 progress(f"stream {name}", done / steps)
                 streams.append(await _snapshot_stream(bus, name, work / STREAMS / name))
         progress("the archive", (steps - 1) / steps)
-        return await asyncio.to_thread(_pack, settings, place, work, file, records, tuple(streams), elsewhere)
+        return await asyncio.to_thread(_pack, settings, place, work, file, tuple(streams), elsewhere)
 
 
 async def restore(
@@ -142,8 +141,7 @@ async def restore(
 ) -> tuple[BackupManifest, app_settings.Settings]:
     """Create a home from a backup. It must not exist yet, and does not exist if this fails.
 
-    A store or keys outside of the home must be empty, and are empty if this fails. After a crash, a store
-    outside of the home may be partially restored: it cannot be opened, and another restore empties it first.
+    Keys outside of the home must not exist yet either.
     """
     if place.root.exists() and any(place.root.iterdir()):
         raise errors.AlreadyExists(f"{place.root} is not empty", hint="choose another folder with --home")
@@ -155,103 +153,77 @@ async def restore(
         fresh = home.Home(work / "home")
         settings, outside = await asyncio.to_thread(_lay_out, work, fresh, place, manifest)
         steps = 2 + len(manifest.streams)
-        progress("the store", 1 / steps)
-        in_place = False
-        try:
-            async with _restored_store(settings, work / STORE, fresh, place):
-                other_store = {"store.url": "sqlite::memory:", "store.password": ""}
-                async with _started(settings, other_store) as started, await _administrator(started) as bus:
-                    for done, stream in enumerate(manifest.streams, 2):
-                        progress(f"stream {stream.name}", done / steps)
-                        pieces = _pieces(work / STREAMS / stream.name)
-                        await snapshots.restore(bus, stream.config, stream.state, pieces)
-                    if any(stream.name == protocol.STREAM for stream in manifest.streams):
-                        await _mark_registry(started)
-                await asyncio.to_thread(_put_in_place, outside, fresh.root, place.root)
-                in_place = True
-        except BaseException:
-            if in_place:  # the final write to the store failed
-                await asyncio.to_thread(_remove, place.root, *outside.values())
-            raise
+        async with _started(settings) as started:
+            async with await _administrator(started) as bus:
+                for done, stream in enumerate(manifest.streams, 1):
+                    progress(f"stream {stream.name}", done / steps)
+                    pieces = _pieces(work / STREAMS / stream.name)
+                    await snapshots.restore(bus, stream.config, stream.state, pieces)
+            if manifest.format == FORMER_FORMAT:
+                await first_release.convert(
+                    started, first_release.records_of_backup(work / first_release.STORE)
+                )
+            if protocol.STREAM in await started.bus.streams():
+                async with first_release.open_registry(started) as log:
+                    await log.mark_restored()
+        await asyncio.to_thread(_put_in_place, outside, fresh.root, place.root)
     loaded = loader.load(app_settings.Settings, file=place.settings_file)
     return manifest, loaded
 
 
+async def convert(place: home.Home, *, source: pathlib.Path | None = None) -> int:
+    """Convert a home of 0.1.0 in place; returns the number of records of its database.
+
+    ``source``: a backup of it, made by 0.1.0, if its database is on a server.
+    """
+    if place.stored_format().format != home.FORMER_FORMAT:
+        raise errors.Refused(f"the home {place.root} has the present format already")
+    with tempfile.TemporaryDirectory(prefix=".muster-convert-", dir=place.root) as folder:
+        work = pathlib.Path(folder)
+        former = await asyncio.to_thread(first_release.read_settings, place.settings_file)
+        draft = place.settings_file.with_suffix(".draft.toml")  # paths in it are relative to its folder
+        try:
+            await asyncio.to_thread(core_files.write, draft, former.rest.encode())
+            settings = loader.load(app_settings.Settings, file=draft)
+        finally:
+            draft.unlink(missing_ok=True)
+        if source is not None:
+            await asyncio.to_thread(_unpack, source, work / "backup")
+            records = first_release.records_of_backup(work / "backup" / first_release.STORE)
+        else:
+            records = first_release.records_of_home(former, settings.domain.folder)
+        async with _started(settings) as started:
+            count = await first_release.convert(started, records)
+    await asyncio.to_thread(first_release.finish, place, former, settings.domain.folder)
+    return count
+
+
 @contextlib.asynccontextmanager
-async def _connected(settings: app_settings.Settings) -> AsyncIterator[tuple[client.NatsBus, database.Store]]:
-    """A bus connection as administrator, and the store: of the running domain, or of one started for this."""
+async def _connected(settings: app_settings.Settings) -> AsyncIterator[client.NatsBus]:
+    """A bus connection as administrator: of the running domain, or of one started for this."""
     running = await asyncio.to_thread(home.DomainFolder(settings.domain.folder).running)
     if running is None:
-        async with _started(settings, {}) as started, await _administrator(started) as bus:
-            yield bus, started.store
+        async with _started(settings) as started, await _administrator(started) as bus:
+            yield bus
         return
     trust = await asyncio.to_thread(identities.open_keyring, settings)
     role = identities.OWN[identities.ADMINISTRATOR]
     creds = await asyncio.to_thread(identities.credentials, trust, identities.ADMINISTRATOR, role)
     tls = await asyncio.to_thread(certificates.client_tls, settings) if running.ca else None
-    async with (
-        await client.connect(running.servers, creds=creds, tls=tls) as bus,
-        await domain.open_store(settings) as store,
-    ):
-        yield bus, store
+    async with await client.connect(running.servers, creds=creds, tls=tls) as bus:
+        yield bus
 
 
-def _started(settings: app_settings.Settings, flags: dict[str, Any]) -> domain.Domain:
+def _started(settings: app_settings.Settings) -> domain.Domain:
     """The domain without any component, for this process only."""
     quiet = {"bus.port": 0, "bus.locator": False, "health.enabled": False}
-    return domain.Domain(
-        loader.load(app_settings.Settings, flags=_flags(settings) | quiet | flags), monitored=False
-    )
+    return domain.Domain(loader.load(app_settings.Settings, flags=_flags(settings) | quiet), monitored=False)
 
 
 async def _administrator(started: domain.Domain) -> client.NatsBus:
     bus = await started.connect(identities.ADMINISTRATOR, identities.OWN[identities.ADMINISTRATOR])
     assert isinstance(bus, client.NatsBus)
     return bus
-
-
-async def _mark_registry(started: domain.Domain) -> None:
-    max_bytes = started.settings.retention.registry.max_bytes
-    bus = await started.connect("registry-1", roles.Role.REGISTRY)
-    async with bus, await registry_log.RegistryLog.open(bus, max_bytes=max_bytes) as log:
-        await log.mark_restored()
-
-
-@contextlib.asynccontextmanager
-async def _restored_store(
-    settings: app_settings.Settings, file: pathlib.Path, fresh: home.Home, place: home.Home
-) -> AsyncIterator[None]:
-    """The store is complete when the block ends; if the block fails, it is as before.
-
-    A store in the home is complete at once, because it moves with the home.
-    """
-    url = settings.store.url
-    kind, _, path = url.partition(":")
-    if path == ":memory:":
-        yield
-        return
-    if kind != "sqlite":
-        password = None
-        if settings.store.password:
-            password = await asyncio.to_thread(loader.read_secret, settings.store.password, os.environ)
-        async with store_backup.restoring(url, file, password=password):
-            yield
-        return
-    there = settings.domain.folder / path
-    outside = _outside(there, fresh, place)
-    if outside is None:
-        await store_backup.restore(f"sqlite:{there}", file)
-        yield
-        return
-    was_there = await asyncio.to_thread(outside.exists)
-    try:
-        async with store_backup.restoring(f"sqlite:{outside}", file):
-            yield
-    except BaseException:
-        if not was_there:
-            for suffix in ("", "-wal", "-shm"):
-                outside.with_name(outside.name + suffix).unlink(missing_ok=True)
-        raise
 
 
 def _flags(settings: app_settings.Settings) -> dict[str, Any]:
@@ -282,12 +254,12 @@ def _pack(
     place: home.Home,
     work: pathlib.Path,
     file: pathlib.Path,
-    records: int,
     streams: tuple[StreamBackup, ...],
     elsewhere: dict[str, str],
 ) -> BackupManifest:
-    members = {"muster.toml": place.settings_file, STORE: work / STORE}
-    for name, entry in (_entries(settings) | {PIPELINE: work / PIPELINE}).items():
+    members = {"muster.toml": place.settings_file}
+    copied = {name: work / name for name in (PIPELINE, positions.FOLDER)}
+    for name, entry in (_entries(settings) | copied).items():
         members |= {name: entry} if entry.is_file() else {}
         members |= {f"{name}/{path.relative_to(entry)}": path for path in _files_below(entry)}
     for key, path in _named_files(settings).items():
@@ -301,7 +273,6 @@ def _pack(
         version=muster.__version__,
         domain=settings.domain.name,
         made_at_s=time.time(),
-        records=records,
         streams=streams,
         files={name: _digest(path) for name, path in members.items()},
         elsewhere=elsewhere,
@@ -353,8 +324,10 @@ def _unpack(file: pathlib.Path, work: pathlib.Path) -> BackupManifest:
         if isinstance(error, FileNotFoundError) and error.filename == str(file):
             raise errors.NotFound(f"the file {file} does not exist") from error
         raise errors.InvalidInput(f"{file} is not a backup or is damaged: {error}") from error
-    if manifest.format != FORMAT:
-        raise errors.InvalidInput(f"{file} has the format {manifest.format}; this version reads {FORMAT}")
+    if manifest.format not in (FORMER_FORMAT, FORMAT):
+        raise errors.InvalidInput(
+            f"{file} has the format {manifest.format}; this version reads {FORMER_FORMAT} and {FORMAT}"
+        )
     digests = {str(path.relative_to(work)): _digest(path) for path in _files_below(work)}
     digests.pop(MANIFEST)
     if digests != manifest.files:
@@ -392,7 +365,10 @@ def _lay_out(
 ) -> tuple[app_settings.Settings, dict[pathlib.Path, pathlib.Path]]:
     """The settings for the restore, and the folders to be copied to locations outside of the home."""
     fresh.root.mkdir(mode=0o700)
-    (work / "muster.toml").rename(fresh.settings_file)
+    settings_text = (work / "muster.toml").read_bytes()
+    if manifest.format == FORMER_FORMAT:
+        settings_text = first_release.read_settings(work / "muster.toml").rest.encode()
+    core_files.write(fresh.settings_file, settings_text)
     fresh.stamp()
     settings = loader.load(app_settings.Settings, file=fresh.settings_file)
     if _outside(settings.domain.folder, fresh, place) is not None:

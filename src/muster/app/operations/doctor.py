@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from muster import connection
-from muster.app import certificates, domain, home, identities
+from muster.app import certificates, home, identities
 from muster.app import settings as app_settings
 from muster.app.operations import listen_ports, queue_owners, rule_files
 from muster.bus import api
@@ -123,7 +123,6 @@ async def extras(target: DoctorTarget) -> CheckOutcome:
     """Packages that the settings need and that are not installed."""
     settings = target.settings
     needs = {
-        "postgres": ("psycopg", settings.store.url.startswith("postgres")),
         "monitor": ("pyarrow", settings.channel.enabled or settings.sensor.enabled),
         "spark": ("pyspark", settings.pipeline.enabled),
     }
@@ -256,15 +255,6 @@ async def ports(target: DoctorTarget) -> CheckOutcome:
         advice = "stop the process that uses it (`ss -ltnp` shows it), or change the port in muster.toml"
         return FAULT, f"in use: {', '.join(taken)}", advice
     return OK, "free", ""
-
-
-async def store(target: DoctorTarget) -> CheckOutcome:
-    settings = target.settings
-    if settings.store.url.startswith("sqlite:") and not await asyncio.to_thread(target.folder.exists):
-        return OK, "created at the first start", ""
-    async with await domain.open_store(settings) as opened:
-        used = await opened.statistics()
-    return OK, f"{units.rounded_size(used.record_bytes)} of records", ""
 
 
 async def domain_(target: DoctorTarget) -> CheckOutcome:
@@ -460,7 +450,6 @@ CHECKS: tuple[Check, ...] = (
     keys,
     tls,
     ports,
-    store,
     domain_,
     processes,
     brokers,

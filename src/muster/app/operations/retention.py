@@ -1,4 +1,4 @@
-"""Monitors budgets: streams, key/value buckets, the store, files, and the disk.
+"""Monitors budgets: streams, key/value buckets, files, and the disk.
 
 Any process may create a stream; its limits are set here, from ``[retention]``, also after a change of the
 settings. A budget that is used beyond ``retention.alert_at`` raises an alert, published on the bus as a
@@ -182,12 +182,11 @@ class RetentionMonitor:
         context = self._context
         self._measured["files"] = await asyncio.to_thread(_of_files, context, self._folders)
         self._unknown = {}
-        for name, measure in (("streams", self._of_streams), ("store", self._of_store)):
-            try:
-                self._measured[name] = await measure()
-            except (errors.MusterError, OSError) as error:
-                context.log.warning("budgets-unknown", of=name, error=error)
-                self._unknown[name] = str(error)
+        try:
+            self._measured["streams"] = await self._of_streams()
+        except (errors.MusterError, OSError) as error:
+            context.log.warning("budgets-unknown", of="streams", error=error)
+            self._unknown["streams"] = str(error)
         uses = [*itertools.chain(*self._measured.values())]
         now = usage_severities(uses, context.settings.retention.alert_at)
         for use in uses:
@@ -215,10 +214,6 @@ class RetentionMonitor:
             )
             for budget in budgets
         ]
-
-    async def _of_store(self) -> list[BudgetUsage]:
-        used = await self._context.store.statistics()
-        return [BudgetUsage("store", used.record_bytes, self._context.settings.store.max_bytes, refuses=True)]
 
     def open_alerts(self) -> list[messages.Alert]:
         """The alerts that are firing now."""

@@ -12,7 +12,7 @@ from pathlib import Path
 WATCHDOG_S = 3  # the process reports five times in it
 
 _HEAD = """\
-# A domain: brokers, store, services. `muster systemd` prints this unit for an installation.
+# A domain: brokers, services. `muster systemd` prints this unit for an installation.
 #   install -m 644 muster.service /etc/systemd/system/ && systemctl enable --now muster
 # Create the home first: sudo -u muster muster init --home {home}
 [Unit]

@@ -1,4 +1,4 @@
-"""``muster backup`` and ``muster restore``: save a domain to a file and restore it."""
+"""``muster backup``, ``restore`` and ``convert``: save a domain to a file, restore it, convert a home."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from muster.core import units
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @command.pass_invocation
 def backup(invocation: command.Invocation, file: Path) -> None:
-    """Write settings, keys, rules, store, streams and history to a file.
+    """Write settings, keys, rules, streams and history to a file.
 
     The domain may run during the backup. The file contains the domain's private keys: protect it like the
     keys. Not included: logs, data of the resources on agents, and what settings place outside of the home,
@@ -41,12 +41,11 @@ def backup(invocation: command.Invocation, file: Path) -> None:
         {
             "file": str(file),
             "bytes": size,
-            "records": made.records,
             "streams": len(made.streams),
             "history_files": history,
             "elsewhere": made.elsewhere,
         },
-        f"{file}: {units.rounded_size(size)}, {made.records} records, {len(made.streams)} streams, "
+        f"{file}: {units.rounded_size(size)}, {len(made.streams)} streams, "
         f"{history} files of the history"
         + "".join(
             f"\nnot included: the {kind} in {url}; keep a copy of its own"
@@ -77,10 +76,42 @@ def restore(invocation: command.Invocation, file: Path) -> None:
         {
             "home": str(place.root),
             "domain": settings.domain.name,
-            "records": made.records,
             "streams": len(made.streams),
         },
-        f"{place.root} was restored: domain {settings.domain.name}, {made.records} records, "
-        f"{len(made.streams)} streams; start it with `muster up"
+        f"{place.root} was restored: domain {settings.domain.name}, {len(made.streams)} streams; "
+        "start it with `muster up"
         + (f" --home {command.display_path(place.root)}`" if invocation.home else "`"),
+    )
+
+
+@click.command(
+    cls=command.MusterCommand,
+    acts=("convert", "home"),
+    examples=[
+        ("muster convert --home ~/.muster", "the domain must not run"),
+        ("muster convert --from lab.tar.gz", "its database was on a server: take the records from a backup"),
+    ],
+)
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A backup of this home, made by 0.1.0: for a database on a server.",
+)
+@command.pass_invocation
+def convert(invocation: command.Invocation, source: Path | None) -> None:
+    """Convert a home of Muster 0.1.0.
+
+    Its registry moves from the database to a stream, and [store] is removed from muster.toml. Make a backup
+    with 0.1.0 first: it does not open a home that was converted. An interrupted conversion can be repeated.
+    """
+    from muster.app import home
+    from muster.app.operations import backup as operations_backup
+
+    place = home.Home.find(invocation.home)
+    with invocation.printer.waiting(f"converting {place.root}"):
+        records = command.run(operations_backup.convert(place, source=source))
+    invocation.printer.done(
+        {"home": str(place.root), "records": records},
+        f"{place.root} was converted: {units.format_count(records, 'record')} of the registry",
     )

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def doctor(invocation: command.Invocation) -> None:
     """Check this machine and its domain, and suggest remedies.
 
-    Checks Python, the broker program, Java, the clock, the disk, ports, keys and certificates, the store, the
+    Checks Python, the broker program, Java, the clock, the disk, ports, keys and certificates, the
     domain and its brokers, and changes nothing. Without a home it checks only the machine; with a profile,
     its credentials and brokers. Exit code 1 if a check fails.
     """

@@ -2,7 +2,6 @@
 
 domain      identity and folder of the domain
 bus         brokers of the domain or external ones, behaviour of clients
-store       SQL
 trust       keys, certificates, credentials
 retention   a budget for every stream, log and file
 log, health log output and health endpoints of a process
@@ -63,59 +62,6 @@ class DomainSettings(sections.SettingsSection, frozen=True, kw_only=True):
     @property
     def folder(self) -> pathlib.Path:
         return files.expanded(self.data_dir) / self.name
-
-
-class StoreSettings(sections.SettingsSection, frozen=True, kw_only=True):
-    """System state at rest: SQL."""
-
-    url: Annotated[
-        str,
-        doc(
-            "`sqlite:PATH` (relative: from the domain's folder): nothing to run, one machine, one writer at "
-            "a time. `postgresql://USER@HOST:PORT/DATABASE`: several registry endpoints on several "
-            "machines."
-        ),
-    ] = "sqlite:store.db"
-    password: Annotated[
-        sections.Secret, doc("PostgreSQL's password. Empty: none, or the driver's own ways.")
-    ] = ""
-    sync: Annotated[
-        Literal["full", "normal"],
-        doc(
-            "`full`: a commit is on disk when it returns. `normal`: a power failure may lose the last "
-            "commits (never the consistency of the database), for several times the commit rate."
-        ),
-    ] = "full"
-    pool: Annotated[
-        int, doc("Connections to PostgreSQL, or SQLite readers in addition to its one writer.", ge=1, le=256)
-    ] = 4
-    busy_timeout_s: Annotated[
-        float, doc("Wait for a lock, or for a free connection, before the call fails as unavailable.", gt=0)
-    ] = 5.0
-    max_bytes: Annotated[
-        int,
-        doc(
-            "Most bytes of keys and values. Beyond it only deletions and smaller values are accepted; beyond "
-            "`retention.alert_at` of it there is an alert.",
-            ge=_MIB,
-        ),
-    ] = 8 * _GIB
-    history_max_changes: Annotated[
-        int,
-        doc(
-            "Number of changes that the change feed retains. A reader that is further behind must scan "
-            "all records again. A higher number costs disk space only.",
-            ge=1_000,
-        ),
-    ] = 100_000
-    history_max_bytes: Annotated[
-        int, doc("Maximum bytes of overwritten and deleted values that the change feed retains.", ge=_MIB)
-    ] = 256 * _MIB
-
-    def __post_init__(self) -> None:
-        if not self.url.startswith(("sqlite:", "postgresql://", "postgres://")):
-            raise errors.InvalidInput("url must start with sqlite: or postgresql://")
-        hosts.without_password(self.url, "store.url", 'name it with store.password = "file:…" or "env:…"')
 
 
 class TrustSettings(sections.SettingsSection, frozen=True, kw_only=True):
@@ -252,7 +198,6 @@ class BaseSettings(sections.SettingsSection, frozen=True, kw_only=True):
 
     domain: DomainSettings = msgspec.field(default_factory=DomainSettings)
     bus: settings_bus.BusSettings = msgspec.field(default_factory=settings_bus.BusSettings)
-    store: StoreSettings = msgspec.field(default_factory=StoreSettings)
     trust: TrustSettings = msgspec.field(default_factory=TrustSettings)
     retention: settings_retention.RetentionSettings = msgspec.field(
         default_factory=settings_retention.RetentionSettings

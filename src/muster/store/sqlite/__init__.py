@@ -1,1 +1,0 @@
-"""The store on SQLite: `statements` has the functions on a connection, `engine` the threads that run them."""

@@ -128,7 +128,7 @@ async def test_once_around_the_loop(tmp_path: Path):
         pids = {name: host.hosted[name].observed.properties["pid"] for name in ("web", "db")}
 
         # Notification: both resources are receivers that accept commands from the trusted only.
-        receivers = await stack.enter_async_context(notify.NotifyClient(host_bus))
+        receivers = await stack.enter_async_context(notify.NotifyClient(admin))
         for model in (SERVER, CONTROLLER, COMMAND):
             await receivers.define(model)
         authority = running.trust.root_authority()
@@ -137,7 +137,7 @@ async def test_once_around_the_loop(tmp_path: Path):
         )
 
         # A context has the address of the server, and a queue receives the outcomes.
-        contexts = inform.InformClient(host_bus)
+        contexts = inform.InformClient(admin)
         placed = await contexts.put("servers/web", b"host-1", attributes={"pid": pids["web"]})
         shop = message.Connection(await connect("shop", roles.Role.USER), client_id="shop")
         session = (await stack.enter_async_context(shop)).session()

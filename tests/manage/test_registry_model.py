@@ -484,7 +484,7 @@ class Registries(stateful.RuleBasedStateMachine):
 
 TestRegistries = Registries.TestCase
 TestRegistries.settings = hypothesis.settings(
-    max_examples=150,
+    max_examples=60,
     stateful_step_count=20,
     deadline=None,
     suppress_health_check=list(hypothesis.HealthCheck),

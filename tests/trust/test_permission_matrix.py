@@ -39,7 +39,12 @@ CONNECTED = {"request the list of connections", "receive connection events"}
 MAY: dict[roles.Role, set[str]] = {
     R.AGENT: SPEAKS,
     R.MANAGER: SPEAKS | MANAGE - {"write manage's log and audit", "receive requests to manage"},
-    R.REGISTRY: SPEAKS | SERVICE | MANAGE | CONNECTED | {"write manage's leases"},
+    R.REGISTRY: SPEAKS
+    | SERVICE
+    | MANAGE
+    | CONNECTED
+    | {"write manage's leases", "write the registry's records", "read the registry's records"}
+    | {"receive the registry's records"},
     R.BOOTSTRAP: SPEAKS
     | SERVICE
     | MANAGE

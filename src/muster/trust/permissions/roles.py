@@ -55,6 +55,9 @@ STREAMS = {
     "audit": (AUDIT,),
 }
 
+# The records of a service. Other roles that serve the part neither write nor receive them.
+LOGS = {("manage", "registry"): subjects.log_subject("manage", "registry", ">")}
+
 # Sent to a part only by its own processes: another sender would be taken for one of them. As short as
 # possible: they are in every document with its own permissions.
 OWN_WORDS = {
@@ -264,10 +267,12 @@ def limits(
         subscribe += ["$MQTT.sub.>", "$MQTT.deliver.pubrel.>"]
     return jwt.UserLimits(
         pub=jwt.SubjectPermissions(
-            allow=tuple(publish), deny=_not_its_words(role) + _no_contexts(role, narrowed=topics is not None)
+            allow=tuple(publish),
+            deny=_not_its_words(role) + _not_its_logs(duty) + _no_contexts(role, narrowed=topics is not None),
         ),
         sub=jwt.SubjectPermissions(
-            allow=tuple(subscribe), deny=() if sees_connections(role) else _CONNECTIONS
+            allow=tuple(subscribe),
+            deny=_not_its_logs(duty) + (() if sees_connections(role) else _CONNECTIONS),
         ),
         subs=jwt.UNLIMITED,
         data=jwt.UNLIMITED,
@@ -361,6 +366,14 @@ def _not_its_words(role: Role) -> tuple[str, ...]:
         for part, words in OWN_WORDS.items()
         if part not in (*duty.serves, *duty.publishes_for)
         for word in words
+    )
+
+
+def _not_its_logs(duty: RolePermissions) -> tuple[str, ...]:
+    return tuple(
+        subject
+        for (part, stream), subject in LOGS.items()
+        if part in duty.serves and stream not in duty.streams
     )
 
 

@@ -188,7 +188,7 @@ class JmsMessage:
 
     def meta(self) -> tuple[MessageMeta, bytes]:
         """The complete message in its encoded form: header and payload."""
-        properties, kinds = _plain(self.properties.typed.items())
+        properties, kinds = plain_values(self.properties.typed.items())
         meta = MessageMeta(
             kind=self.kind,
             message_id=self.message_id,
@@ -290,7 +290,7 @@ class MapMessage(JmsMessage):
         self.items = values.Values()
 
     def _write(self, meta: MessageMeta) -> bytes:
-        plain, kinds = _plain(self.items.typed.items())
+        plain, kinds = plain_values(self.items.typed.items())
         meta.body = kinds or None
         return msgspec.json.encode(plain)
 
@@ -416,7 +416,7 @@ def _plain_value(item: values.TypedValue) -> Any:
     return value
 
 
-def _plain(items: Iterable[tuple[str, values.TypedValue]]) -> tuple[dict[str, Any], dict[str, str]]:
+def plain_values(items: Iterable[tuple[str, values.TypedValue]]) -> tuple[dict[str, Any], dict[str, str]]:
     plain: dict[str, Any] = {}
     kinds: dict[str, str] = {}
     for name, item in items:

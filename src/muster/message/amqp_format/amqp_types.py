@@ -285,6 +285,35 @@ def fields(data: bytes, value: int) -> list[Any]:
     return items
 
 
+def plain_fields(data: bytes, value: int) -> list[Any]:
+    """The fields of a described list, for sections whose fields are simple: others are None."""
+    code = data[value]
+    if code not in (0xC0, 0xD0):
+        return [_plain_field(item) for item in fields(data, value)]
+    count, at, end = _extent(data, value + 1, code, 0)
+    items: list[Any] = []
+    for _ in range(count):
+        code = data[at]
+        if code == 0x40:
+            items.append(None)
+            at += 1
+        elif code in (0xA1, 0xA3):
+            text, at = at + 2, at + 2 + data[at + 1]
+            items.append(_text(data, text, at))
+        else:
+            item, at = read(data, at, 1)
+            items.append(_plain_field(item))
+    if at != end:
+        raise ValueError("the size of a list does not match its elements")
+    return items
+
+
+def _plain_field(item: Any) -> Any:
+    if isinstance(item, values.TypedValue):
+        return item.value
+    return item if isinstance(item, uuid.UUID) else None
+
+
 def entries(data: bytes, value: int) -> dict[str, Any]:
     """The entries of a map, without those whose key is not a string or symbol."""
     items, _ = read(data, value)

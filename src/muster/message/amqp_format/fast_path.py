@@ -92,10 +92,10 @@ def locate_body(data: bytes, at: int = 0) -> tuple[int, int, str] | None:
 
 def _is_durable(header: bytes) -> bool:
     try:
-        fields = amqp_types.fields(header, 3)
+        fields = amqp_types.plain_fields(header, 3)
     except amqp_types.MALFORMED:
         return True  # complete decoding will report the error
-    durable = bool(fields and fields[0].value)
+    durable = bool(fields and fields[0])
     if len(_durable) > 4096:
         _durable.clear()
     _durable[header] = durable

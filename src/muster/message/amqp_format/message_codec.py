@@ -11,6 +11,7 @@ selectors and for readers of other protocols, who get a translation of the body 
 from __future__ import annotations
 
 import base64
+import binascii
 import uuid
 from typing import Any, Final
 
@@ -99,27 +100,29 @@ def _decode(
     ]
     for code, _, body in bodies:
         _check_section(code, body)
-    message, hints = _describe(data, located, destination, now_ms)
-    to = message.destination
+    meta, to, hints = _describe(data, located, destination, now_ms)
     if len(bodies) == 1 and (simple := _simple_payload(*bodies[0], *hints)) is not None:
-        meta, _ = message.meta()
         meta.kind, form, payload = simple
         meta.content_type = hints[1] or _JAVA if meta.kind == "o" else None
-        meta.amqp = form + base64.b64encode(head).decode()
+        meta.amqp = form + _base64(head)
         return meta, payload, to
     payload = data[body_at:]
     if to is not None and not to.is_queue and payload:
         translated = bodies_.translate(payload, *hints)
         if bodies_.ENCODED not in translated.properties:
-            vars(translated).update(vars(message))  # its headers and properties
-            meta, plain = translated.meta()
+            described, plain = translated.meta()
             if len(plain) + len(data) * 4 // 3 <= _DOUBLED_BYTES_MAX:
-                meta.amqp = WHOLE + base64.b64encode(head + payload).decode()
+                meta.kind, meta.body, meta.null = described.kind, described.body, described.null
+                meta.content_type = described.content_type
+                meta.amqp = WHOLE + _base64(head + payload)
                 return meta, plain, to
-    meta, _ = message.meta()
     meta.kind = messages.AMQP_SECTIONS
-    meta.amqp = SECTIONS + base64.b64encode(head).decode()
+    meta.amqp = SECTIONS + _base64(head)
     return meta, payload, to
+
+
+def _base64(data: bytes) -> str:
+    return binascii.b2a_base64(data, newline=False).decode()
 
 
 def _check_section(code: int, body: Any) -> None:
@@ -163,7 +166,7 @@ def translate(amqp: str, data: bytes) -> messages.JmsMessage:
     """The message, without headers, of a payload of AMQP sections."""
     try:
         head = base64.b64decode(amqp[1:])
-        _, hints = _describe(head, amqp_types.split(head), None, 0)
+        _, _, hints = _describe(head, amqp_types.split(head), None, 0)
     except amqp_types.MALFORMED as error:
         raise errors.FormatError(f"not an AMQP message: {error}") from error
     return bodies_.translate(data, *hints)
@@ -174,70 +177,59 @@ def _describe(
     located: list[tuple[int, int, int, int]],
     destination: destinations.Destination | None,
     now_ms: int,
-) -> tuple[messages.JmsMessage, tuple[int | None, str]]:
-    """The headers and properties in the sections before the body, and what these state about the body: the
-    annotation of the message type and the content type. ``located``: see `amqp_types.split`.
+) -> tuple[messages.MessageMeta, destinations.Destination | None, tuple[int | None, str]]:
+    """The headers and properties in the sections before the body; the destination; and what these sections
+    state about the body: the annotation of the message type and the content type. ``located``: see
+    `amqp_types.split`.
     """
     header, annotations = repeated_sections.NO_HEADER, repeated_sections.NO_ANNOTATIONS
-    properties: list[Any] = []
+    fields: list[Any] = []
     application: dict[str, Any] = {}
     for code, _, value, end in located:
-        match code:
-            case amqp_types.HEADER:
-                header = repeated_sections.header_fields(data[value:end])
-            case amqp_types.ANNOTATIONS:
-                annotations = repeated_sections.jms_annotations(data[value:end])
-            case amqp_types.PROPERTIES:
-                properties = amqp_types.fields(data, value)
-            case amqp_types.APPLICATION:
-                application = amqp_types.entries(data, value)
-    property_fields = _Fields(properties)
-    to = property_fields.text(2)
-    if destination is None and to is not None:
+        if code == amqp_types.HEADER:
+            header = repeated_sections.header_fields(data[value:end])
+        elif code == amqp_types.ANNOTATIONS:
+            annotations = repeated_sections.jms_annotations(data[value:end])
+        elif code == amqp_types.PROPERTIES:
+            fields = amqp_types.plain_fields(data, value)
+        elif code == amqp_types.APPLICATION:
+            application = amqp_types.entries(data, value)
+    id, user, to, type_, reply_to, correlation, content_type, _, expiry, created, group, group_sequence = (
+        fields + _NO_FIELDS[len(fields) :]
+    )[:12]
+    if destination is None and isinstance(to, str):
         destination = _annotated(to, annotations.destination)
-    message = messages.JmsMessage()
-    message.destination = destination
-    message.message_id = _identifier(property_fields.at(0))
-    message.correlation_id = _identifier(property_fields.at(5))
-    message.type = property_fields.text(3)
-    message.persistent = header.persistent
-    message.priority = 4 if header.priority is None else min(int(header.priority), 9)
-    message.timestamp_ms = int(property_fields.plain(9) or 0)
-    message.expiration_ms = int(property_fields.plain(8) or 0)
-    if not message.expiration_ms and header.ttl_ms:
-        message.expiration_ms = now_ms + int(header.ttl_ms)
-    message.delivery_time_ms = annotations.delivery_time_ms or 0
-    if (reply_to := property_fields.text(4)) is not None:
-        message.reply_to = _annotated(reply_to, annotations.reply_to)
-    typed = message.properties.typed = bodies_.properties(application)
-    if (group := property_fields.text(10)) is not None:
+    meta = messages.MessageMeta(
+        message_id=_identifier(id),
+        timestamp_ms=_number(created),
+        destination=str(destination) if destination else None,
+        correlation_id=_identifier(correlation),
+        type=type_ if isinstance(type_, str) else None,
+        expiration_ms=_number(expiry),
+        delivery_time_ms=annotations.delivery_time_ms or 0,
+        priority=4 if header.priority is None else min(int(header.priority), 9),
+        persistent=header.persistent,
+    )
+    if not meta.expiration_ms and header.ttl_ms:
+        meta.expiration_ms = now_ms + int(header.ttl_ms)
+    if isinstance(reply_to, str) and (reply := _annotated(reply_to, annotations.reply_to)) is not None:
+        meta.reply_to = str(reply)
+    typed = bodies_.properties(application) if application else {}
+    if isinstance(group, str):
         typed["JMSXGroupID"] = values.TypedValue(values.JavaType.STRING, group)
-        typed["JMSXGroupSeq"] = values.TypedValue(
-            values.JavaType.INT, _int32(int(property_fields.plain(11) or 0))
-        )
-    if isinstance(user := property_fields.plain(1), bytes):
+        typed["JMSXGroupSeq"] = values.TypedValue(values.JavaType.INT, _int32(_number(group_sequence)))
+    if isinstance(user, bytes):
         typed["JMSXUserID"] = values.TypedValue(values.JavaType.STRING, user.decode("utf-8", "replace"))
-    return message, (annotations.type, property_fields.text(6) or "")
+    if typed:
+        meta.properties, meta.kinds = messages.plain_values(typed.items())
+    return meta, destination, (annotations.type, content_type if isinstance(content_type, str) else "")
 
 
-class _Fields:
-    """The fields of a section; trailing fields may be missing."""
+_NO_FIELDS: Final[list[Any]] = [None] * 12
 
-    __slots__ = ("_fields",)
 
-    def __init__(self, fields: list[Any]) -> None:
-        self._fields = fields
-
-    def at(self, place: int) -> Any:
-        return self._fields[place] if place < len(self._fields) else None
-
-    def plain(self, place: int) -> Any:
-        field = self.at(place)
-        return field.value if isinstance(field, values.TypedValue) else None
-
-    def text(self, place: int) -> str | None:
-        value = self.plain(place)
-        return value if isinstance(value, str) else None
+def _number(field: Any) -> int:
+    return 0 if isinstance(field, uuid.UUID) else int(field or 0)
 
 
 def _int32(value: int) -> int:
@@ -247,15 +239,13 @@ def _int32(value: int) -> int:
 
 def _identifier(value: Any) -> str | None:
     """A message or correlation id that is not a string, in the notation of JMS."""
-    if isinstance(value, uuid.UUID):
-        return f"ID:AMQP_UUID:{value}"
-    match value.value if isinstance(value, values.TypedValue) else None:
-        case None:
-            return None
-        case str() as text:
-            return text
-        case bytes() as data:
-            return f"ID:AMQP_BINARY:{data.hex().upper()}"
+    match value:
+        case str() | None:
+            return value
+        case uuid.UUID():
+            return f"ID:AMQP_UUID:{value}"
+        case bytes():
+            return f"ID:AMQP_BINARY:{value.hex().upper()}"
         case number:
             return f"ID:AMQP_ULONG:{number}"
 
@@ -358,13 +348,12 @@ def decode_large(
             if code != amqp_types.DELIVERY_ANNOTATIONS:
                 head += data[at:end]
             at = end
-        message, _ = _describe(head, amqp_types.split(head), destination, now_ms)
+        meta, destination, _ = _describe(head, amqp_types.split(head), destination, now_ms)
     except amqp_types.MALFORMED as error:
         raise errors.FormatError(f"not an AMQP message: {error}") from error
-    meta, _ = message.meta()
     meta.kind = messages.AMQP_SECTIONS
-    meta.amqp = SECTIONS + base64.b64encode(head).decode()
-    return meta, at, message.destination
+    meta.amqp = SECTIONS + _base64(head)
+    return meta, at, destination
 
 
 def _section_code(data: bytes, at: int) -> int:
@@ -379,9 +368,10 @@ def redelivered(data: bytes) -> bytes:
     """An AMQP message with its delivery count increased by one."""
     persistent, priority, ttl_ms, count, at = False, 4, 0, 0, 0
     if data[:3] == _HEADER:
-        head = _Fields(amqp_types.fields(data, 3))
-        persistent, ttl_ms, count = bool(head.plain(0)), int(head.plain(2) or 0), int(head.plain(4) or 0)
-        priority = 4 if head.plain(1) is None else int(head.plain(1))
+        fields = amqp_types.plain_fields(data, 3)
+        durable, level, ttl, _, deliveries = (fields + _NO_FIELDS)[:5]
+        persistent, ttl_ms, count = bool(durable), _number(ttl), _number(deliveries)
+        priority = 4 if level is None else int(level)
         at = amqp_types.skip(data, 0)
     changed = _header(persistent, priority, count + 1, ttl_ms) + data[at:]
     if isinstance(data, LargeMessage):

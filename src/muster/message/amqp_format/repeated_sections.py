@@ -48,12 +48,8 @@ def jms_annotations(value: bytes) -> JmsAnnotations:
 
 
 def _read_header(value: bytes) -> HeaderFields:
-    persistent, priority, ttl_ms = (*map(_plain, amqp_types.fields(value, 0)[:3]), None, None, None)[:3]
+    persistent, priority, ttl_ms = (*amqp_types.plain_fields(value, 0), None, None, None)[:3]
     return HeaderFields(bool(persistent), priority, ttl_ms)
-
-
-def _plain(field: Any) -> Any:
-    return field.value if isinstance(field, values.TypedValue) else None
 
 
 def _read_annotations(value: bytes) -> JmsAnnotations:
@@ -62,7 +58,7 @@ def _read_annotations(value: bytes) -> JmsAnnotations:
 
 
 def _int(item: Any) -> int | None:
-    plain = _plain(item)
+    plain = item.value if isinstance(item, values.TypedValue) else None
     return plain if type(plain) is int else None
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from muster.core import errors
 from muster.message import errors as message_errors
-from muster.message import partitions, protocol
+from muster.message import messages, partitions, protocol
 from muster.message.client import bodies, routes, topic_publisher
 
 if TYPE_CHECKING:
@@ -53,14 +53,15 @@ class Submission:
         self.acks = acks
         self.atomic = atomic
         self.future = future
-        self.size = sum(map(_size, sends))
-        if acks:
-            self.size += _ack_bytes(acks)
-        self.is_shareable = not (
-            atomic
-            or self.size > min(protocol.REQUEST_BYTES_MAX, protocol.LARGE_BYTES)
-            or any(map(topic_publisher.may_retain, sends))
-        )
+        size = _ack_bytes(acks) if acks else 0
+        self.is_shareable = not atomic
+        for send in sends:
+            size += len(send.data) + len(send.meta)
+            if messages.MAY_BE_DELAYED in send.meta and topic_publisher.may_retain(send):
+                self.is_shareable = False
+        if size > protocol.REQUEST_BYTES_MAX or size > protocol.LARGE_BYTES:
+            self.is_shareable = False
+        self.size = size
 
 
 def _size(send: protocol.SendMessage) -> int:

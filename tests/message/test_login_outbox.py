@@ -1,4 +1,4 @@
-"""Connections that share a bus connection share their works, and nothing else."""
+"""Connections with the same login share their works, and nothing else."""
 
 from __future__ import annotations
 
@@ -46,13 +46,14 @@ def shared_works(monkeypatch: pytest.MonkeyPatch) -> list[protocol.SharedWork]:
     return received
 
 
+@pytest.mark.parametrize("buses", [1, CLIENTS])
 async def test_what_many_connections_send_and_acknowledge_at_one_time_is_one_work(
-    simulated_network: network.SimulatedNetwork, shared_works: list[protocol.SharedWork]
+    simulated_network: network.SimulatedNetwork, shared_works: list[protocol.SharedWork], buses: int
 ):
     net = simulated_network
     async with test_races.serving(net):
-        bus = await net.connect("a")
-        clients = [client_api.Connection(bus) for _ in range(CLIENTS)]
+        connected = [await net.connect("a") for _ in range(buses)]
+        clients = [client_api.Connection(connected[at % buses]) for at in range(CLIENTS)]
         sessions = [client.session(client_api.AcknowledgeMode.CLIENT) for client in clients]
         consumers = [await session.consumer(JOBS, prefetch=1) for session in sessions]
         await sessions[0].producer(JOBS).send("first")  # registers the outbox of the login
@@ -135,6 +136,33 @@ async def test_a_connection_that_closes_ends_no_work_of_others(
 async def _after(event: asyncio.Event, act: Any) -> None:
     await event.wait()
     act()
+
+
+@pytest.mark.parametrize("how", ["closes", "is lost"])
+async def test_works_continue_when_the_bus_connection_that_carries_them_ends(
+    simulated_network: network.SimulatedNetwork, how: str
+):
+    net = simulated_network
+    async with test_races.serving(net):
+        first = client_api.Connection(await net.connect("a"), owns_bus=True)
+        others = [client_api.Connection(await net.connect("a"), owns_bus=True) for _ in range(2)]
+        await first.session().producer(JOBS).send("first")
+        producers = [other.session().producer(JOBS) for other in others]
+        consumer = await others[0].session(client_api.AcknowledgeMode.CLIENT).consumer(JOBS)
+        message = await consumer.receive(5)
+        assert message is not None
+        sent = [producer.submit(f"{number}") for number in range(20) for producer in producers]
+        await asyncio.sleep(0.001)  # some are on their way
+        assert not any(future.done() for future in sent)  # type: ignore[attr-defined]
+        if how == "closes":
+            await first.close()
+        else:
+            net.disconnect(first.bus)  # type: ignore[arg-type]
+        await asyncio.wait_for(asyncio.gather(*sent, message.acknowledge()), 3)
+        for connection in (first, *others):
+            await connection.close()
+        bodies = [each.body() async for each in _browse(net)]
+        assert bodies == [f"{number}" for number in range(20) for _ in producers], "each once, in order"
 
 
 async def test_an_acknowledgement_of_a_connection_that_the_dispatcher_lost_waits_until_it_is_back(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
@@ -386,6 +386,11 @@ class Bus(Protocol):
 
     @property
     def identity(self) -> str: ...
+    @property
+    def login(self) -> Hashable:
+        """Equal for connections that log in to the same brokers with the same credentials."""
+        ...
+
     @property
     def state(self) -> ConnectionState: ...
     @property

@@ -14,7 +14,7 @@ import json
 import random
 import secrets
 import ssl
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from muster.bus import api, message_format
@@ -54,6 +54,7 @@ class NatsBus(lifecycle.ClosingContext):
         self._identity = identity
         self._audit_s = audit_s
         self._counts = counts
+        self._login: Hashable = None
         self._wire: requests.RequestConnection
         self._state = api.ConnectionState.CLOSED
         self._listeners = state_listeners.StateListeners()
@@ -73,7 +74,9 @@ class NatsBus(lifecycle.ClosingContext):
         options: session.SessionOptions,
         in_order: bool,
     ) -> None:
-        self._may_list_subscriptions = creds is None or creds().sees_connections
+        source = creds() if creds is not None else None
+        self._may_list_subscriptions = source is None or source.sees_connections
+        self._login = (self._identity, source and source.user_jwt, frozenset(servers))
         if creds is not None and options.proxy is None:  # behind a proxy nothing else is reachable
             self.peer_access = credential_source.PeerAccess(creds, options.tls)
         order = list(servers)
@@ -109,6 +112,10 @@ class NatsBus(lifecycle.ClosingContext):
     @property
     def identity(self) -> str:
         return self._identity
+
+    @property
+    def login(self) -> Hashable:
+        return self._login
 
     @property
     def state(self) -> api.ConnectionState:

@@ -7,7 +7,7 @@ import contextlib
 import contextvars
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -95,6 +95,10 @@ class SimulatedBus(lifecycle.ClosingContext):
     @property
     def identity(self) -> str:
         return self._identity
+
+    @property
+    def login(self) -> Hashable:
+        return (self.net, self.node, self._identity)
 
     @property
     def state(self) -> api.ConnectionState:

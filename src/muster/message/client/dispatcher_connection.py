@@ -106,7 +106,7 @@ class DispatcherConnection(registrant.Registrant):
         await self.unregister(lost=lost)
         self.outbox.abandon()
         if self._shared is not None:
-            await self._shared.leave()
+            await self._shared.leave(self.bus)
         for subscription in self._subscriptions:
             await subscription.close()
         if self.without_echo:

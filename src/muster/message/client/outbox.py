@@ -279,10 +279,12 @@ class Outbox:
             while entries := self._next_entries():
                 began_s = self._loop.time()
                 await self._store(entries)
+                wait_s = min((self._loop.time() - began_s) / 4, COLLECT_S_MAX)
+                await asyncio.sleep(0)  # those that waited for this work in this process send now
                 if 1 < len(entries) > sum(len(lane.waiting) for lane in self._lanes):
-                    # Senders that waited for this work continue one after the other: their next messages
-                    # become one work, which costs the dispatcher and the broker less than several.
-                    await asyncio.sleep(min((self._loop.time() - began_s) / 4, COLLECT_S_MAX))
+                    # Clients continue one after the other: their next messages become one work, which costs
+                    # the dispatcher and the broker less than several.
+                    await asyncio.sleep(wait_s)
 
     def _next_entries(self) -> list[Submission]:
         """The submissions of the next work; none if nothing waits, or the log is full."""

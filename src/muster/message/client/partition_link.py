@@ -67,6 +67,7 @@ class PartitionLink:
         self._stale: set[int] = set()  # consumers to attach again; their deliveries are repeated
         self._greeted = False  # a hello was sent: the dispatcher may know this connection
         self._preparing: asyncio.Task[None] | None = None
+        self._pinging: asyncio.Task[None] | None = None
         self._consumers: dict[int, DeliveryTarget] = {}
         self._attached: set[int] = set()
 
@@ -119,6 +120,16 @@ class PartitionLink:
                 if number not in self._attached and number in self._consumers:  # not closed meanwhile
                     await self._attach_again(number, consumer)
 
+    async def move(self, bus: api.Bus) -> None:
+        """Use another bus connection of the same login from now on. The consumers stay behind."""
+        self._end_requests(list(self._pending))
+        async with self._registration:
+            self._end_state_callback()
+            former, self._subscriptions, self.bus = self._subscriptions, [], bus
+            self._discard_registration()
+        for subscription in former:
+            await subscription.close()
+
     async def _subscribe(self) -> None:
         """An earlier attempt may have failed, or been cancelled, after the first subscription."""
         deliver = protocol.deliver_subject(self.bus.identity, self.connection.name, self.partition)
@@ -127,7 +138,8 @@ class PartitionLink:
         for subject, handler in handlers[len(self._subscriptions) :]:
             self._subscriptions.append(await self.bus.subscribe(subject, handler=handler))
         self._end_state_callback = self.bus.on_state(self._bus_changed)
-        self.connection.supervisor.loop("ping", self._ping)
+        if self._pinging is None:
+            self._pinging = self.connection.supervisor.loop("ping", self._ping)
 
     async def _attach_again(self, number: int, consumer: DeliveryTarget) -> None:
         request = consumer.attach_request()  # from here on, no earlier delivery is passed on
@@ -235,7 +247,9 @@ class PartitionLink:
                     timeout_s=REQUEST_S,
                 )
         except TimeoutError:
-            raise errors.NotConnected("another dispatcher has started: repeat the request") from None
+            raise errors.NotConnected(
+                "another dispatcher or bus connection is used now: repeat the request"
+            ) from None
         except errors.Forbidden as forbidden:
             raise errors.Forbidden(
                 f"{identity} may not {'read' if looks else 'send or receive'} messages",
@@ -334,15 +348,19 @@ class PartitionLink:
         started = protocol.decode_started(message.data).epoch
         if started < self._highest_epoch:
             return  # it has been replaced already
-        for until in [until for until, epoch in self._pending.items() if epoch != started]:
-            del self._pending[until]  # that dispatcher has stopped
-            until.reschedule(self._loop.time())
+        self._end_requests([until for until, epoch in self._pending.items() if epoch != started])
         if self._registered and started == self._epoch:
             return  # already registered there
         self._highest_epoch = started
         self._registered = False
         if not self._is_closed:
             self.connection.spawn(self._register_again())
+
+    def _end_requests(self, pending: list[asyncio.Timeout]) -> None:
+        """No reply to these will arrive, because the dispatcher has stopped or the bus connection is lost."""
+        for until in pending:
+            del self._pending[until]
+            until.reschedule(self._loop.time())
 
     def _observe_epoch(self, epoch: int) -> None:
         """A dispatcher of this epoch is active. If it is new, this connection has to register there."""

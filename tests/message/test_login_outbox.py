@@ -241,6 +241,18 @@ async def test_the_outbox_of_a_login_ends_with_its_last_connection(
             assert shared.closed
 
 
+async def test_a_connection_left_open_on_a_closed_bus_connection_delays_no_later_one(
+    simulated_network: network.SimulatedNetwork,
+):
+    net = simulated_network
+    async with test_races.serving(net):
+        for _ in range(2):
+            bus = await net.connect("a")
+            forgotten = client_api.Connection(bus)
+            await asyncio.wait_for(forgotten.session().producer(JOBS).send("x"), 3)
+            await bus.close()
+
+
 def _browse(net: network.SimulatedNetwork) -> Any:
     async def messages() -> Any:
         async with client_api.Connection(await net.connect("browser")) as connection:

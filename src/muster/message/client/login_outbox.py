@@ -43,21 +43,31 @@ class LoginOutboxes(registrant.Registrant):
         """A connection on this bus connection uses the outboxes, until it calls `leave`."""
         if bus not in self._users:
             self._users[bus] = 0
-            self._end_state_callbacks[bus] = bus.on_state(lambda _: self._move())
+            self._end_state_callbacks[bus] = bus.on_state(lambda state: self._bus_changed(bus, state))
         self._users[bus] += 1
 
     async def leave(self, bus: api.Bus) -> None:
         """A connection is closed, perhaps with its bus connection."""
-        self._users[bus] -= 1
-        if self._users[bus]:
-            return
+        if bus in self._users:
+            self._users[bus] -= 1
+            if not self._users[bus]:
+                self._forget(bus)
+        if not self._users and not self.closed:
+            await self.unregister(lost=False)
+
+    def _bus_changed(self, bus: api.Bus, state: api.ConnectionState) -> None:
+        if state is api.ConnectionState.CLOSED:
+            self._forget(bus)
+        else:
+            self._move()
+
+    def _forget(self, bus: api.Bus) -> None:
         del self._users[bus]
         self._end_state_callbacks.pop(bus)()
         if self._users:
             self._move()
         else:
             del _by_login[self._key]
-            await self.unregister(lost=False)
 
     def _move(self) -> None:
         """Use another bus connection if the present one is lost or no longer used. Works without a reply are

@@ -148,7 +148,6 @@ def test_names_in_docstrings_exist():
         for module in modules()
         for line, name in module.named
         if not (exists(name, module.aliases) if "." in name else name in words(module.path.parts[1]))
-        and module.path.parts[1] != "store"
     ]
     assert missing == []
 

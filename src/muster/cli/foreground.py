@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from muster.cli import command, connection
-from muster.cli.domain import config as config_
+from muster.cli.domain import config
 from muster.client import signals
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ async def _from_home(
     from muster.trust.permissions import own_names, roles
 
     own_names.check(name, role, of_machine=True)
-    settings = config_.load(invocation)
+    settings = config.load(invocation)
     running = home.DomainFolder(settings.domain.folder).running()
     if running is None:
         raise errors.Unavailable(
@@ -126,7 +126,7 @@ def _pages_folder(invocation: command.Invocation) -> Path | None:
 
     if not home.Home.find(invocation.home).settings_file.is_file():
         return None
-    return home.DomainFolder(config_.load(invocation).domain.folder).pages
+    return home.DomainFolder(config.load(invocation).domain.folder).pages
 
 
 def _health_settings() -> domain.HealthSettings:

@@ -50,8 +50,7 @@ from muster.bus.client import client
 from muster.bus.streams import snapshots
 from muster.core import errors
 from muster.core import files as core_files
-from muster.core.settings import loader
-from muster.core.settings import sections as settings_
+from muster.core.settings import loader, sections
 from muster.manage import protocol
 from muster.pipeline.job import state_copy
 from muster.trust import private_files
@@ -228,7 +227,7 @@ async def _administrator(started: domain.Domain) -> client.NatsBus:
 
 def _flags(settings: app_settings.Settings) -> dict[str, Any]:
     return {
-        field.key: loader.value_of(settings, field.path) for field in settings_.fields(app_settings.Settings)
+        field.key: loader.value_of(settings, field.path) for field in sections.fields(app_settings.Settings)
     }
 
 
@@ -297,7 +296,7 @@ def _named_files(settings: app_settings.Settings) -> dict[str, pathlib.Path]:
     """The paths that settings name, by key; not a program, which is part of the machine."""
     named = {
         field.key: str(loader.value_of(settings, field.path)).removeprefix("file:")
-        for field in settings_.fields(app_settings.Settings)
+        for field in sections.fields(app_settings.Settings)
         if field.secret or (field.is_path and field.key != "bus.binary")
     }
     return {key: pathlib.Path(os.path.normpath(path)) for key, path in named.items() if path.startswith("/")}

@@ -141,10 +141,10 @@ async def extras(target: DoctorTarget) -> CheckOutcome:
 async def java(target: DoctorTarget) -> CheckOutcome:
     if not target.settings.pipeline.enabled and not importlib.util.find_spec("pyspark"):
         return OK, "not needed: Spark is not used", ""
-    from muster.pipeline.source import java_runtime as java_
+    from muster.pipeline.source import java_runtime
 
     with tempfile.TemporaryDirectory() as cache:
-        runtime = await asyncio.to_thread(java_.find, pathlib.Path(cache))
+        runtime = await asyncio.to_thread(java_runtime.find, pathlib.Path(cache))
     return OK, f"Java {runtime.version}, from {runtime.origin}", ""
 
 

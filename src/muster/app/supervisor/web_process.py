@@ -21,12 +21,11 @@ from muster.bus.http import health as http_health
 from muster.core.settings import domain as settings_domain
 from muster.core.telemetry import log, metrics
 from muster.trust import keyring
-from muster.web import server
-from muster.web import settings as settings_
+from muster.web import server, settings
 
 
 async def serve_web(
-    web_settings: settings_.WebSettings,
+    web_settings: settings.WebSettings,
     *,
     listener: socket.socket,
     domain: str,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from muster.cli import command, connection
-from muster.cli.contexts import common as contexts_
+from muster.cli.contexts import common
 
 if TYPE_CHECKING:
     from muster.inform import activities, rows, service_entries
@@ -30,7 +30,7 @@ def _in_sessions(
 ) -> T:
     from muster.inform import activities
 
-    return contexts_.call(invocation, to, lambda held: act(activities.Activities(held, time.time_ns)))
+    return common.call(invocation, to, lambda held: act(activities.Activities(held, time.time_ns)))
 
 
 def _session(activity: activities.Activity) -> rows.ActivityRow:
@@ -110,7 +110,7 @@ def _in_services(
 ) -> T:
     from muster.inform import service_entries
 
-    return contexts_.call(invocation, to, lambda held: act(service_entries.ServiceEntries(held)))
+    return common.call(invocation, to, lambda held: act(service_entries.ServiceEntries(held)))
 
 
 def _entry(entry: service_entries.ServiceEntry, source: str = "") -> rows.ServiceEntryRow:
@@ -158,7 +158,7 @@ def save(
         if not all(category.partition("=")):
             raise click.BadParameter(f"{category!r} is not KEY=VALUE", param_hint="--category")
     entry = service_entries.ServiceEntry(
-        id=id_, name=name, metadata=contexts_.attributes(metadata), description=description.encode(), **more
+        id=id_, name=name, metadata=common.attributes(metadata), description=description.encode(), **more
     )
     made = _in_services(invocation, to, lambda all_: all_.save(entry, lease_s=lease_s))
     invocation.printer.done(_entry(made), made.id)
@@ -183,8 +183,8 @@ def show(invocation: command.Invocation, id: str, to: connection.ConnectionOptio
 @click.option(
     "--box", type=float, nargs=4, metavar="W S E N", help="Only entries inside, by their lat and lon."
 )
-@contexts_.limit_option
-@contexts_.after_option
+@common.limit_option
+@common.after_option
 @connection.options
 @command.pass_invocation
 def find(
@@ -208,7 +208,7 @@ def find(
     entries = [_entry(service_entries.from_context(context), context.source) for context in result.contexts]
     columns = ("id", "name", "access", "metadata?", "source?")
     invocation.printer.rows(entries, columns, empty="no service entry matches")
-    contexts_.warn_incomplete(invocation, result)
+    common.warn_incomplete(invocation, result)
 
 
 @service.command(acts=("delete-service", "{id}"), examples=[("muster inform service delete ID", "")])

@@ -11,7 +11,7 @@ import click
 
 from muster.cli import command, connection, foreground, live_names
 from muster.cli.contexts import common, entries
-from muster.cli.domain import config as config_
+from muster.cli.domain import config
 from muster.core import units
 
 node_option = click.option("--node", metavar="NAME", help="Use this information node instead of the nearest.")
@@ -334,8 +334,8 @@ async def _of_domain(
     ):  # the domain of another machine: the roles of callers are not available
         return {}, {"joins": joins, "role_of": lambda _: None}
     from muster.app import identities
-    from muster.app.components import information_nodes as part
+    from muster.app.components import information_nodes
 
-    domain = config_.load(invocation)
+    domain = config.load(invocation)
     trust = await asyncio.to_thread(identities.open_keyring, domain)
-    return msgspec.to_builtins(domain.inform), part.node_arguments(domain, trust)
+    return msgspec.to_builtins(domain.inform), information_nodes.node_arguments(domain, trust)

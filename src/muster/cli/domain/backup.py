@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from muster.cli import command
-from muster.cli.domain import config as config_
+from muster.cli.domain import config
 from muster.core import units
 
 
@@ -32,7 +32,7 @@ def backup(invocation: command.Invocation, file: Path) -> None:
     from muster.app.operations import backup as operations_backup
 
     place = home.Home.find(invocation.home).expect()
-    settings = config_.load(invocation)
+    settings = config.load(invocation)
     with invocation.printer.progress(f"backing up {settings.domain.name}") as say:
         made = command.run(operations_backup.backup(settings, place, file.absolute(), progress=say))
     size = file.stat().st_size

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from muster.cli import command, live_names
-from muster.cli.domain import config as config_
+from muster.cli.domain import config
 
 if TYPE_CHECKING:
     from muster.trust import credential_records, keyring
@@ -48,7 +48,7 @@ def creds() -> None:
 def _trust(invocation: command.Invocation) -> keyring.Keyring:
     from muster.app import identities
 
-    return identities.open_keyring(config_.load(invocation))
+    return identities.open_keyring(config.load(invocation))
 
 
 def _plain(record: credential_records.CredentialRecord) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def issue(
     from muster.core import topics
     from muster.trust.permissions import own_names, queue_rights, roles
 
-    settings = config_.load(invocation)
+    settings = config.load(invocation)
     lifetime_s = lifetime_s or settings.trust.credential_lifetime_s
     trust = _trust(invocation)
     allowed = tuple(subject for text in patterns for subject in topics.TopicPattern.parse(text).permitted())
@@ -194,7 +194,7 @@ def renew(invocation: command.Invocation, identity: str, lifetime_s: float | Non
 
     The process that uses them needs the new file. Credentials that were revoked have to be issued anew.
     """
-    settings = config_.load(invocation)
+    settings = config.load(invocation)
     trust = _trust(invocation)
     trust.renew(identity, lifetime_s=lifetime_s or settings.trust.credential_lifetime_s or None)
     _hand_over(invocation, trust, identity, to)
@@ -256,7 +256,7 @@ async def _tell(invocation: command.Invocation) -> bool:
     from muster.bus.client import client
     from muster.core import errors
 
-    settings, trust = config_.load(invocation), _trust(invocation)
+    settings, trust = config.load(invocation), _trust(invocation)
     servers, tls = settings.bus.servers, None
     if not servers:
         running = home.DomainFolder(settings.domain.folder).running()

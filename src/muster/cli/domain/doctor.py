@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from muster.cli import command
-from muster.cli.domain import config as config_
+from muster.cli.domain import config
 
 if TYPE_CHECKING:
     from muster.app.operations import doctor as operations_doctor
@@ -65,4 +65,4 @@ def _patient(invocation: command.Invocation) -> operations_doctor.DoctorTarget:
         return operations_doctor.DoctorTarget(
             place, loader.load(app_settings.Settings, env=os.environ, flags=flags), None
         )
-    return operations_doctor.doctor_target(place, config_.load(command.Invocation(home=place.root)))
+    return operations_doctor.doctor_target(place, config.load(command.Invocation(home=place.root)))

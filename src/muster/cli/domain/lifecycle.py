@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from muster.cli import command
-from muster.cli.domain import config as config_
+from muster.cli.domain import config
 from muster.core import units
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _complete_parts(_: click.Context, __: click.Parameter, begun: str) -> list[s
 @click.option(
     "--log-file", is_flag=True, help="Write the log to the domain's folder, within its disk budget."
 )
-@config_.set_option
+@config.set_option
 @command.pass_invocation
 def up(
     invocation: command.Invocation,
@@ -98,7 +98,7 @@ def up(
 
     started = time.monotonic()
     overrides = (*(f"{key}=true" for part in parts for key in PARTS[part][0]), *overrides)
-    settings = config_.load(invocation, overrides)
+    settings = config.load(invocation, overrides)
     folder = home.DomainFolder(settings.domain.folder)
     home.Home.find(invocation.home).stamp()
     if not detach:
@@ -229,7 +229,7 @@ def down(invocation: command.Invocation, timeout_s: float, force: bool) -> None:
     from muster.app import home, process
     from muster.app.operations import running_resources
 
-    settings = config_.load(invocation)
+    settings = config.load(invocation)
     folder = home.DomainFolder(settings.domain.folder)
     with invocation.printer.waiting(f"stopping the domain {settings.domain.name}"):
         stopped = process.stop(folder, timeout_s=timeout_s, force=force)

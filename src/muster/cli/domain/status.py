@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from muster.cli import command
-from muster.cli.domain import config as config_
+from muster.cli.domain import config
 
 if TYPE_CHECKING:
     from muster.app import home
@@ -42,7 +42,7 @@ def status(invocation: command.Invocation) -> None:
     from muster.core import errors
 
     place = home.Home.find(invocation.home)
-    settings = config_.load(invocation)
+    settings = config.load(invocation)
     folder = home.DomainFolder(settings.domain.folder)
     pid, running = folder.holder(), folder.running()
     facts: dict[str, Any] = {

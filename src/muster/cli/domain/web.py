@@ -7,7 +7,7 @@ import sys
 import click
 
 from muster.cli import command, live_names
-from muster.cli.domain import config as config_
+from muster.cli.domain import config
 
 ROLES = ("viewer", "operator", "admin")
 
@@ -32,7 +32,7 @@ def web() -> None:
         ("muster web serve --set web.port=0", "on a free port, which is printed"),
     ]
 )
-@config_.set_option
+@config.set_option
 @command.pass_invocation
 def serve(invocation: command.Invocation, overrides: tuple[str, ...]) -> None:
     """Serve the dashboard and the REST API of the home's domain until Ctrl-C."""
@@ -45,7 +45,7 @@ def serve(invocation: command.Invocation, overrides: tuple[str, ...]) -> None:
     from muster.app.components import web as web_
     from muster.core.telemetry import log
 
-    settings = config_.load(invocation, overrides)
+    settings = config.load(invocation, overrides)
     web_.check()
     log.configure(sys.stderr, level=settings.log.level, form="text")
     folder = home.DomainFolder(settings.domain.folder)
@@ -102,7 +102,7 @@ def password(invocation: command.Invocation, name: str, role: str | None, ask: b
     elif not sys.stdin.isatty():
         entered = sys.stdin.readline().rstrip("\n")
     chosen = role or ("admin" if name == web_.ADMINISTRATOR else "viewer")
-    trust = identities.open_keyring(config_.load(invocation))
+    trust = identities.open_keyring(config.load(invocation))
     made = web_.set_password(trust, name, role=chosen, password=entered)
     facts = {"name": name, "role": chosen} | ({} if entered else {"password": made})
     invocation.printer.done(
@@ -116,7 +116,7 @@ def logins(invocation: command.Invocation) -> None:
     """List the logins."""
     from muster.app import identities
 
-    passwords = identities.open_keyring(config_.load(invocation)).passwords()
+    passwords = identities.open_keyring(config.load(invocation)).passwords()
     logins_ = [passwords.get(name) for name in passwords.names()]
     rows = [
         {
@@ -137,7 +137,7 @@ def forget(invocation: command.Invocation, name: str) -> None:
     """Revoke NAME's login. Its sessions end within seconds."""
     from muster.app import identities
 
-    identities.open_keyring(config_.load(invocation)).passwords().remove(name)
+    identities.open_keyring(config.load(invocation)).passwords().remove(name)
     invocation.printer.done({"name": name}, f"the login of {name} was revoked")
 
 
@@ -193,7 +193,7 @@ def create(
     from muster.web.auth import logins as logins_
     from muster.web.auth import sessions
 
-    settings = config_.load(invocation)
+    settings = config.load(invocation)
     trust = identities.open_keyring(settings)
     folder = home.DomainFolder(settings.domain.folder)
     service = logins_.LoginService(trust.passwords(), folder.root / "web", settings.web)
@@ -220,7 +220,7 @@ def list_(invocation: command.Invocation, owner: str | None) -> None:
     from muster.app import home
     from muster.app.components import web as web_
 
-    store = web_.open_tokens(home.DomainFolder(config_.load(invocation).domain.folder))
+    store = web_.open_tokens(home.DomainFolder(config.load(invocation).domain.folder))
     rows = [msgspec.to_builtins(record.row) for record in store.list(owner)]
     columns = ("id", "owner", "role", "scopes", "created_at", "expires_at", "description")
     invocation.printer.rows(rows, columns, empty="there are no tokens")
@@ -234,7 +234,7 @@ def revoke(invocation: command.Invocation, id: str) -> None:
     from muster.app import home
     from muster.app.components import web as web_
 
-    record = web_.open_tokens(home.DomainFolder(config_.load(invocation).domain.folder)).revoke(id)
+    record = web_.open_tokens(home.DomainFolder(config.load(invocation).domain.folder)).revoke(id)
     invocation.printer.done(
         {"id": id, "owner": record.owner}, f"the token {id} of {record.owner} was revoked"
     )

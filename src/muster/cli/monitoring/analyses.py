@@ -11,8 +11,7 @@ import click
 import msgspec
 
 from muster.cli import command
-from muster.cli.monitoring import history as history_
-from muster.cli.monitoring import pipeline
+from muster.cli.monitoring import history, pipeline
 from muster.core import units
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ limit_option = command.limit(100, "Maximum number of rows.", at_most=10_000)
 )
 @click.option("--to", type=click.Path(dir_okay=False, path_type=Path), help="Write an HTML page.")
 @click.option("--demand", "with_demand", is_flag=True, help="Include the demand for contexts.")
-@history_.root_option
+@history.root_option
 @command.pass_invocation
 def capacity(
     invocation: command.Invocation,
@@ -64,9 +63,9 @@ def capacity(
     from muster.pipeline.batch import capacity_page, capacity_report
 
     chosen = (day or datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)).date()
-    location = history_.resolve_root(invocation, root)
+    location = history.resolve_root(invocation, root)
     limit = _reports_per_s_limit(invocation)
-    with history_.spark_session(invocation) as spark:
+    with history.spark_session(invocation) as spark:
         report = capacity_report.make(
             spark, location, period, chosen, reports_per_s_limit=limit, with_demand=with_demand
         )
@@ -115,7 +114,7 @@ def _reports_per_s_limit(invocation: command.Invocation) -> float | None:
 @command.duration("--within", "30d", "Only disks that are expected to be full within this time.")
 @command.duration("--last", "14d", "Length of the history to use.")
 @limit_option
-@history_.root_option
+@history.root_option
 @command.pass_invocation
 def disks(
     invocation: command.Invocation, within_s: float, last_s: float, limit: int, root: str | None
@@ -127,8 +126,8 @@ def disks(
     """
     from muster.pipeline.batch import disk_forecast
 
-    location = history_.resolve_root(invocation, root)
-    with history_.spark_session(invocation) as spark:
+    location = history.resolve_root(invocation, root)
+    with history.spark_session(invocation) as spark:
         rows = disk_forecast.forecast(
             spark, location, now_ms=int(time.time() * 1000), last_s=last_s, within_s=within_s, limit=limit
         )
@@ -167,7 +166,7 @@ def disks(
     help="Minimum distance from the median of the group, in spreads of the group.",
 )
 @limit_option
-@history_.root_option
+@history.root_option
 @command.pass_invocation
 def outliers(
     invocation: command.Invocation, last_s: float, score_min: float, limit: int, root: str | None
@@ -181,9 +180,9 @@ def outliers(
     """
     from muster.pipeline.batch import outliers as outliers_
 
-    location = history_.resolve_root(invocation, root)
+    location = history.resolve_root(invocation, root)
     to_ms = int(time.time() * 1000)
-    with history_.spark_session(invocation) as spark:
+    with history.spark_session(invocation) as spark:
         rows = outliers_.outliers(
             spark, location, from_ms=to_ms - int(last_s * 1000), to_ms=to_ms, score_min=score_min, limit=limit
         )

@@ -220,10 +220,10 @@ def _rounded(value: float) -> float | None:
 async def _check(
     invocation: command.Invocation, to: connection.ConnectionOptions, window_s: float
 ) -> dict[str, Any]:
-    from muster.app.operations import capacity_check as capacity_
+    from muster.app.operations import capacity_check
 
     async with await connection.connect(invocation, to) as bus:
-        comparison = await capacity_.check(bus, window_s=window_s)
+        comparison = await capacity_check.check(bus, window_s=window_s)
     return {
         "reports": comparison.rows,
         "batches": comparison.batches,

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from muster.cli import command, live_names
-from muster.cli.domain import config as config_
+from muster.cli.domain import config
 from muster.cli.monitoring import alert
 from muster.core import units
 
@@ -80,7 +80,7 @@ def resolve_root(invocation: command.Invocation, root: str | None) -> str:
     from muster.pipeline.history import delta, storage, tables
 
     if root is None:
-        settings = config_.load(invocation)
+        settings = config.load(invocation)
         root = settings.pipeline.history_root(settings.domain.folder)
     location = storage.normalize(root, setting="--dir")
     if not any(delta.exists(location, name) for name in tables.definitions()):
@@ -93,7 +93,7 @@ def spark_session(invocation: command.Invocation) -> Iterator[Any]:
     """A Spark session on the configured master, for one batch job."""
     from muster.pipeline.source import session
 
-    settings = config_.load(invocation).pipeline
+    settings = config.load(invocation).pipeline
     with (
         invocation.printer.waiting("running the query with Spark"),
         session.temporary_session(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from muster.cli import command, connection
-from muster.cli.domain import config as config_
-from muster.cli.monitoring import history as history_
+from muster.cli.domain import config
+from muster.cli.monitoring import history
 from muster.core import units
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def pipeline() -> None:
         ("muster pipeline run --set pipeline.rules=./rules.yaml", "with alert rules"),
     ]
 )
-@config_.set_option
+@config.set_option
 @command.pass_invocation
 def run(invocation: command.Invocation, overrides: tuple[str, ...]) -> None:
     """Run the pipeline in the foreground and print its progress.
@@ -36,11 +36,11 @@ def run(invocation: command.Invocation, overrides: tuple[str, ...]) -> None:
     Reads the stream of reports, aggregates them, raises alerts and writes the history. After a crash the next
     run continues where this one stopped, without loss or duplicates.
     """
-    from muster.pipeline.job import main as run_
+    from muster.pipeline.job import main
 
-    options = run_.PipelineOptions(**_options(invocation, overrides))
+    options = main.PipelineOptions(**_options(invocation, overrides))
     invocation.printer.note("starting Spark; Ctrl-C ends the pipeline after the current batch")
-    command.run(run_.run(options, on_progress=lambda progress: _show(invocation, progress)))
+    command.run(main.run(options, on_progress=lambda progress: _show(invocation, progress)))
 
 
 def _options(invocation: command.Invocation, overrides: tuple[str, ...]) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def _options(invocation: command.Invocation, overrides: tuple[str, ...]) -> dict
     from muster.app.components import pipeline as pipeline_
     from muster.core import errors
 
-    settings = config_.load(invocation, overrides)
+    settings = config.load(invocation, overrides)
     folder = home.DomainFolder(settings.domain.folder)
     running = folder.running()
     if running is None:
@@ -67,7 +67,7 @@ def _options(invocation: command.Invocation, overrides: tuple[str, ...]) -> dict
     ]
 )
 @click.argument("file", type=click.Path(dir_okay=False))
-@config_.set_option
+@config.set_option
 @command.pass_invocation
 def options(invocation: command.Invocation, file: str, overrides: tuple[str, ...]) -> None:
     """Write the options of the pipeline's process to FILE, for spark-submit and containers.
@@ -144,7 +144,7 @@ def stop(invocation: command.Invocation, to: connection.ConnectionOptions) -> No
     is_flag=True,
     help="Use the events and receivers' states that the notifiers recorded.",
 )
-@history_.root_option
+@history.root_option
 @connection.options
 @command.pass_invocation
 def replay(
@@ -168,8 +168,8 @@ def replay(
     if notifications:
         _replay_notifications(invocation, policy, address, from_ms, to)
         return
-    location = history_.resolve_root(invocation, root)
-    with history_.spark_session(invocation) as spark:
+    location = history.resolve_root(invocation, root)
+    with history.spark_session(invocation) as spark:
         result = rule_replay.replay(spark, location, policy, address=address or "TRUE", from_ms=from_ms)
     if invocation.printer.for_people:
         invocation.printer.note(
@@ -197,7 +197,7 @@ def _replay_notifications(
 
     import msgspec
 
-    from muster.app.operations import policy_replay as replay_
+    from muster.app.operations import policy_replay
     from muster.core import errors
 
     resolved = connection.resolve(invocation, to)
@@ -206,9 +206,11 @@ def _replay_notifications(
     access = {"servers": ",".join(resolved.servers)}
     access |= {"credentials": str(resolved.creds)} if resolved.creds else {}
     access |= {"ca": str(resolved.ca)} if resolved.ca else {}
-    words = connection.call(invocation, to, replay_.load_vocabulary)
-    with history_.spark_session(invocation) as spark:
-        result = replay_.replay_notifications(spark, access, words, policy, address=address, from_ms=from_ms)
+    words = connection.call(invocation, to, policy_replay.load_vocabulary)
+    with history.spark_session(invocation) as spark:
+        result = policy_replay.replay_notifications(
+            spark, access, words, policy, address=address, from_ms=from_ms
+        )
     if not invocation.printer.for_people:
         invocation.printer.facts(msgspec.to_builtins(result))
         return
@@ -231,7 +233,7 @@ def _replay_notifications(
 @pipeline.command(examples=[("muster pipeline demand", ""), ("muster pipeline demand --last 7d", "")])
 @click.option("--prefix", default="reads.", show_default=True, help="Prefix of the metrics' names.")
 @command.duration("--last", None, "Only reports of the last DURATION, such as 2h or 7d.")
-@history_.root_option
+@history.root_option
 @command.pass_invocation
 def demand(invocation: command.Invocation, prefix: str, last_s: float | None, root: str | None) -> None:
     """Show the demand for contexts by zone, and where replicas would be close to their readers.
@@ -246,8 +248,8 @@ def demand(invocation: command.Invocation, prefix: str, last_s: float | None, ro
     from muster.pipeline.batch import rule_replay
 
     from_ms = int((time.time() - last_s) * 1000) if last_s else None
-    location = history_.resolve_root(invocation, root)
-    with history_.spark_session(invocation) as spark:
+    location = history.resolve_root(invocation, root)
+    with history.spark_session(invocation) as spark:
         placements = rule_replay.demand(spark, location, prefix=prefix, from_ms=from_ms)
     invocation.printer.rows(
         [msgspec.to_builtins(placement) for placement in placements],
@@ -337,7 +339,7 @@ def load_fit(invocation: command.Invocation) -> cost_fit.CostFit:
     """The costs of this home's pipeline. `errors.InvalidInput` if there are too few batches."""
     from muster.pipeline.batch import cost_fit
 
-    settings = config_.load(invocation)
+    settings = config.load(invocation)
     folder = settings.pipeline.state_folder(settings.domain.folder)
     batches = cost_fit.read(folder / cost_fit.PROGRESS_NAME)
     return cost_fit.fit(batches, trigger_s=settings.pipeline.trigger_s)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from muster.cli import command, connection, live_names, output, tables
-from muster.cli.domain import config as config_
+from muster.cli.domain import config
 from muster.cli.monitoring import analyses
 
 BEHIND_S = 60.0  # a report of the pipeline describes a completed window and arrives with a delay
@@ -115,7 +115,7 @@ def _print(
     except (errors.NotFound, errors.Unavailable):
         current = None
         if at_ms is not None and not (to.servers or to.locator or invocation.profile):
-            settings = config_.load(invocation)
+            settings = config.load(invocation)
             root = settings.pipeline.history_root(settings.domain.folder)
             current = past(root, scope, name, at_ms, window_s)
         if current is None:

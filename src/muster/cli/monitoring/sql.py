@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from muster.cli import command, connection, output, registry_calls
-from muster.cli.monitoring import history as history_
+from muster.cli.monitoring import history
 from muster.core import files, units
 
 FILES = ("csv", "parquet")
@@ -46,7 +46,7 @@ class SqlCommand(command.MusterCommand):
 )
 @click.argument("query", metavar="QUERY")
 @click.option("--spark", "on_spark", is_flag=True, help="Run the query with Spark on the configured master.")
-@history_.as_of_option
+@history.as_of_option
 @command.limit(10_000, "Maximum number of rows; 0: all.", at_least=0)
 @command.duration("--timeout", "60s", "Maximum time of the query, without Spark.")
 @click.option(
@@ -61,7 +61,7 @@ class SqlCommand(command.MusterCommand):
 @click.option(
     "--to", type=click.Path(dir_okay=False, path_type=Path), help="Write to this file (csv, json, parquet)."
 )
-@history_.root_option
+@history.root_option
 @command.pass_invocation
 def sql(
     invocation: command.Invocation,
@@ -85,10 +85,10 @@ def sql(
     If the columns do not fit into the terminal, each row is printed as a list of its values; -o wide prints
     the table in any case.
     """
-    moment = history_.as_of_moment(as_of)
+    moment = history.as_of_moment(as_of)
     rows = limit if limit > 0 else None
     if on_spark:
-        location = history_.resolve_root(invocation, root)
+        location = history.resolve_root(invocation, root)
         table, truncated = _with_spark(invocation, location, query, rows, moment)
     else:
         from muster.pipeline.history import sql as sql_
@@ -96,7 +96,7 @@ def sql(
         limits = sql_.SqlLimits(timeout_s, memory_bytes, rows)
         names = sql_.table_names(query)
         more = _of_registry(invocation, names, moment)
-        of_history = history_.resolve_root(invocation, root) if names - more.keys() or not names else None
+        of_history = history.resolve_root(invocation, root) if names - more.keys() or not names else None
         with invocation.printer.waiting("running the query"):
             result = sql_.query(of_history, query, limits, as_of=moment, more=more)
         table, truncated = result.table, result.truncated
@@ -124,7 +124,7 @@ def _with_spark(
 ) -> tuple[Any, bool]:
     from muster.pipeline import spark as spark_
 
-    with history_.spark_session(invocation) as spark:
+    with history.spark_session(invocation) as spark:
         spark_.register(spark, location, as_of=moment)
         table = spark_.query(spark, query, rows)
     truncated = rows is not None and table.num_rows > rows

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from muster.cli import command, connection
-from muster.cli.monitoring import report as report_
-from muster.cli.monitoring import top_resources
+from muster.cli.monitoring import report, top_resources
 
 if TYPE_CHECKING:
     from muster.core.reports import columns
@@ -73,7 +72,7 @@ def top(
                     invocation, await top_resources.fetch_rows(fleet, where, top_resources.LINES_MAX)
                 )
             else:
-                _once(invocation, await report_.find(bus, "system", "", None, window_s), sort)
+                _once(invocation, await report.find(bus, "system", "", None, window_s), sort)
 
     with contextlib.suppress(KeyboardInterrupt):
         command.run(show())
@@ -102,7 +101,7 @@ def _once(invocation: command.Invocation, system: columns.SystemReport, sort: st
 
 
 async def _groups(bus: Any, sort: str, window_s: float, lines: int) -> Any:
-    return render_screen(await report_.find(bus, "system", "", None, window_s), sort, lines)
+    return render_screen(await report.find(bus, "system", "", None, window_s), sort, lines)
 
 
 async def _resources(fleet: client.ManageClient, where: str, lines: int) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from muster.cli import command, connection
-from muster.cli.domain import config as config_
+from muster.cli.domain import config
 
 if TYPE_CHECKING:
     from muster.trust import grants
@@ -36,7 +36,7 @@ def _authority(invocation: command.Invocation, by: Path | None) -> grants.Author
     from muster.trust import grants, nkeys
 
     if by is None:
-        return identities.open_keyring(config_.load(invocation)).root_authority()
+        return identities.open_keyring(config.load(invocation)).root_authority()
     try:
         kept = msgspec.json.decode(by.read_bytes(), type=dict[str, Any])
         return grants.Authority(nkeys.KeyPair.from_seed(kept["seed"]), tuple(kept["mandates"]))

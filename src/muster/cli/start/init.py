@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from muster.cli import command
-from muster.cli.domain import config as config_
+from muster.cli.domain import config
 
 _HEAD = """\
 # Settings of this domain. `muster config print` shows all of them and where each comes from;
@@ -35,7 +35,7 @@ _HEAD = """\
 @click.option(
     "--host", metavar="HOST", default="127.0.0.1", show_default=True, help="Address the brokers listen on."
 )
-@config_.set_option
+@config.set_option
 @command.pass_invocation
 def init(
     invocation: command.Invocation, name: str, brokers: int, port: int, host: str, overrides: tuple[str, ...]
@@ -61,7 +61,7 @@ def init(
         "bus.host": host,
         "bus.port": port,
         "bus.brokers": brokers,
-        **config_.parse_overrides(overrides),
+        **config.parse_overrides(overrides),
     }
     given = loader.resolve(app_settings.Settings, flags=flags).settings  # typed, and checked
     values = {key: loader.value_of(given, tuple(key.split("."))) for key in flags}

@@ -14,9 +14,9 @@ from typing import Any, cast
 import pytest
 
 import muster
-from muster.bus import api
+from muster.bus import api, silence
 from muster.bus.brokers import broker, config, monitor, network
-from muster.bus.client import broker_errors, client, reconnection, requests, silence
+from muster.bus.client import broker_errors, client, reconnection, requests
 from muster.bus.locator import server as locator_server
 from muster.bus.streams import group_commit
 from muster.core import errors

@@ -19,7 +19,7 @@ from muster.bus.direct import dialer, frames, listener
 from muster.bus.rpc import client as rpc
 from muster.core import errors, health, messages
 from muster.core.net import tls
-from muster.manage import forwarding, protocol
+from muster.manage import agent_routes, protocol
 from muster.manage.agent import agent
 from muster.manage.manager import manager
 from muster.testing.eventually import eventually
@@ -41,12 +41,12 @@ async def direct(fleet, tmp_path):
     fleet.listeners, fleet.managers, fleet.buses = {}, {}, {}
     for name in ("manager-1", "manager-2"):
         fleet.trust.issue(name, roles.Role.MANAGER)
-        bus = direct_bus.DirectBus(await fleet.connect(name), name, forwarding.agent_of)
+        bus = direct_bus.DirectBus(await fleet.connect(name), name, agent_routes.agent_of)
         admission = peer_admission.PeerAdmission(tmp_path / "keys", of_roles=(roles.Role.AGENT,))
         creds = functools.partial(fleet.trust.credentials, name)
         listening = listener.DirectListener(bus, admission, creds, tls=server_tls)
         await fleet.stack.enter_async_context(listening)
-        await fleet.stack.enter_async_context(forwarding.AgentForwarding(bus))
+        await fleet.stack.enter_async_context(agent_routes.AgentForwarding(bus))
         made_manager = manager.Manager(bus.as_bus(), name=name, tick_s=0.05, direct=listening.address)
         await fleet.stack.enter_async_context(made_manager)
         fleet.listeners[name], fleet.managers[name], fleet.buses[name] = listening, made_manager, bus
@@ -58,7 +58,7 @@ async def connected(
     fleet: Any, identity: str = "host-b", bus: api.Bus | None = None
 ) -> AsyncIterator[tuple[direct_bus.DirectBus, dialer.DirectDialer]]:
     """The transport of an agent; without a broker it knows the addresses of the managers."""
-    made = direct_bus.DirectBus(bus, identity, forwarding.manager_of)
+    made = direct_bus.DirectBus(bus, identity, agent_routes.manager_of)
     access = credential_source.PeerAccess(functools.partial(fleet.trust.credentials, identity), fleet.tls)
     async with dialer.DirectDialer(made, access) as dialing:
         if bus is None:

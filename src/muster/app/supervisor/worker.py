@@ -36,7 +36,7 @@ from muster.inform import protocol as inform_protocol
 from muster.inform import settings as inform_settings
 from muster.inform.node import node
 from muster.inform.node.log import context_log
-from muster.manage import forwarding, protocol
+from muster.manage import agent_routes, protocol
 from muster.manage.adapters import base
 from muster.manage.agent import agent
 from muster.manage.manager import manager
@@ -140,12 +140,12 @@ async def run(task: WorkerConfig, stop: asyncio.Event, ready: Callable[[], None]
                     open_key=lambda: keyring.Keyring.open(pathlib.Path(task.keys)).key_of_secrets(),
                 )
             case "manager":
-                direct = direct_bus.DirectBus(bus, bus.identity, forwarding.agent_of)
+                direct = direct_bus.DirectBus(bus, bus.identity, agent_routes.agent_of)
                 address = await listen(stack, task, direct, of_roles=(roles.Role.AGENT,))
-                await stack.enter_async_context(forwarding.AgentForwarding(direct))
+                await stack.enter_async_context(agent_routes.AgentForwarding(direct))
                 member = manager.Manager(direct.as_bus(), direct=address)
             case "agent":
-                direct = direct_bus.DirectBus(bus, bus.identity, forwarding.manager_of)
+                direct = direct_bus.DirectBus(bus, bus.identity, agent_routes.manager_of)
                 member = agent.Agent(
                     direct.as_bus(),
                     pathlib.Path(task.folder),

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import muster
-from muster.bus.client import broker_errors, parser, reconnection, silence, transports
+from muster.bus import silence
+from muster.bus.client import broker_errors, parser, reconnection, transports
 from muster.core.telemetry import log
 
 if TYPE_CHECKING:

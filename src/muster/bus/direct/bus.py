@@ -52,6 +52,13 @@ class _Route:
     subscription: subscriptions.BoundedSubscription
 
 
+def _beginning(pattern: str) -> str:
+    """``muster.inform.from`` of most; empty: there are wildcards in it. A peer may send on as many subjects
+    as it likes, and a process may have a thousand subscriptions of other kinds."""
+    levels = pattern.split(".", 3)[:3]
+    return "" if len(levels) < 3 or "*" in levels or ">" in levels else ".".join(levels)
+
+
 class DirectBus:
     """See `api.Bus`; what is not here is that of the bus."""
 
@@ -61,7 +68,7 @@ class DirectBus:
         self.refused: Counter[str] = Counter()  # messages on links that reached no handler, by reason
         self._bus = bus
         self._peer_of = peer_of
-        self._routes: list[_Route] = []
+        self._routes: dict[str, list[_Route]] = {}  # by the beginning of the pattern, see `_beginning`
         self._known: dict[str, tuple[subscriptions.BoundedSubscription, ...]] = {}
         self._admission = admission.of_loop(asyncio.get_running_loop())
 
@@ -119,11 +126,12 @@ class DirectBus:
         self, pattern: str, group: str, made: subscriptions.BoundedSubscription
     ) -> subscriptions.BoundedSubscription:
         route = _Route(pattern, group, made)
-        self._routes.append(route)
+        routes = self._routes.setdefault(_beginning(pattern), [])
+        routes.append(route)
         self._known.clear()
 
         def end() -> None:
-            self._routes.remove(route)
+            routes.remove(route)
             self._known.clear()
 
         made.on_end = end
@@ -149,7 +157,8 @@ class DirectBus:
         """As a broker: all subscriptions, but one of each group."""
         by_group = {
             route.group or id(route): route.subscription
-            for route in self._routes
+            for beginning in (_beginning(subject), "")
+            for route in self._routes.get(beginning, ())
             if subject_patterns.matches(route.pattern, subject)
         }
         if len(self._known) >= ROUTES_MAX:
@@ -232,6 +241,7 @@ class DirectBus:
         try:
             return await answer
         except link.NoReplyYet as error:
+            over.suspect()
             left_s = due_s - asyncio.get_running_loop().time()
             if repeat is None or left_s <= 0 or self._bus is None:
                 raise errors.TimedOut(f"no reply to {subject}: {error}; it may have been done") from None

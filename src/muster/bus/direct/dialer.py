@@ -24,6 +24,7 @@ events = log.EventLog("direct")
 
 PAUSE_S, PAUSE_S_MAX = 0.5, 60.0
 PEERS_MAX = 256
+ADDRESSES_MAX = 16  # of one peer
 
 
 class DirectDialer(lifecycle.ClosingContext):
@@ -83,7 +84,7 @@ class DirectDialer(lifecycle.ClosingContext):
 
     async def _connect(self, peer: frames.PeerAddress) -> link.DirectLink:
         failure: errors.MusterError = errors.InvalidInput(f"{peer.identity} announces no address")
-        for address in peer.addresses:
+        for address in peer.addresses[:ADDRESSES_MAX]:
             try:
                 return await self._connect_to(address, peer)
             except errors.MusterError as error:

@@ -1,7 +1,7 @@
 """One end of a direct connection.
 
 Messages of one turn of the event loop are written together. A peer that is silent is detected as a broker is
-(`muster.bus.client.silence`): then, and when a reply is late, the link is not used until something arrives on
+(`muster.bus.silence`): then, and when a reply is late, the link is not used until something arrives on
 it. A peer that does not read is disconnected: what waits for it is bounded.
 """
 
@@ -15,8 +15,8 @@ import weakref
 from collections.abc import Callable
 from typing import TypeVar, cast
 
-from muster.bus import message_format
-from muster.bus.client import received, request_timers, requests, silence
+from muster.bus import message_format, silence
+from muster.bus.client import received, request_timers, requests
 from muster.bus.direct import frames
 from muster.core import errors, subjects
 from muster.core.telemetry import log
@@ -109,6 +109,8 @@ class DirectLink(asyncio.Protocol):
         self.is_responsive = True
         try:
             for content in self._reader.feed(data):
+                if self.ended.done():
+                    return
                 if self.is_open:
                     self._receive(frames.decode(content, frames.DirectFrame))
                 elif self._greeting.done():
@@ -296,13 +298,16 @@ class DirectLink(asyncio.Protocol):
         self._timers.start(answer, wait_s)
         return reply, answer
 
-    def ask_on(self, reply: str) -> asyncio.Future[received.ReceivedMessage]:
-        """The reply to a request whose reply is late. The link is not used until something arrives on it."""
+    def suspect(self) -> None:
+        """Do not use the link until something arrives on it: a peer that is only slow replies at once."""
         self.is_responsive = False
-        answer = self._pending[reply] = asyncio.get_running_loop().create_future()
         if self.is_open:
             self.control(frames.PING)
-        else:
+
+    def ask_on(self, reply: str) -> asyncio.Future[received.ReceivedMessage]:
+        """The reply to a request whose reply is late."""
+        answer = self._pending[reply] = asyncio.get_running_loop().create_future()
+        if not self.is_open:
             answer.set_exception(NoReplyYet(f"the connection to {self.identity} has ended"))
         return answer
 

@@ -60,7 +60,7 @@ class Admitted(Protocol):
     def expires_at(self) -> int: ...  # 0: never
 
 
-class Admission(Protocol):
+class LoginCheck(Protocol):
     """Decides as the brokers do; see `muster.trust.peer_admission`. Its methods block.
 
     ``version`` differs when a decision may have changed.
@@ -86,7 +86,7 @@ class DirectListener(lifecycle.ServiceContext):
     def __init__(
         self,
         bus: direct_bus.DirectBus,
-        admission: Admission,
+        check: LoginCheck,
         creds: Callable[[], credential_source.CredentialSource],
         *,
         host: str = "127.0.0.1",
@@ -102,7 +102,7 @@ class DirectListener(lifecycle.ServiceContext):
             )
         self.refused: Counter[str] = Counter()  # connections, by reason
         self._bus = bus
-        self._admission = admission
+        self._check = check
         self._creds = creds
         self._listen = (host, port)
         self._tls = tls
@@ -232,7 +232,7 @@ class DirectListener(lifecycle.ServiceContext):
         proof = await made.greeting(frames.DirectProof)
         login = await asyncio.to_thread(self._admit, proof.user_jwt)
         signed = frames.signed_by_client(nonce, me)
-        self._admission.check_answer(login.admitted.public_key, signed, proof.answer)
+        self._check.check_answer(login.admitted.public_key, signed, proof.answer)
         return login
 
     # Revocation and expiry.
@@ -252,15 +252,15 @@ class DirectListener(lifecycle.ServiceContext):
                     made.may_send = _may_publish(audited.admitted)
 
     def _admit(self, document: str) -> _Login:
-        version = self._admission.version()  # first: a change during the decision is noticed
-        return _Login(document, version, self._admission.admit(document))
+        version = self._check.version()  # first: a change during the decision is noticed
+        return _Login(document, version, self._check.admit(document))
 
     def _audit(
         self, held: Sequence[tuple[link.DirectLink, _Login]]
     ) -> list[tuple[link.DirectLink, _Login | errors.MusterError]]:
         """The links whose login is not what it was, or is over. Blocks."""
         changed: list[tuple[link.DirectLink, _Login | errors.MusterError]] = []
-        version, now_s = self._admission.version(), self._clock()
+        version, now_s = self._check.version(), self._clock()
         for made, login in held:
             try:
                 if 0 < login.admitted.expires_at <= now_s:

@@ -120,7 +120,7 @@ async def _run(
     from muster.bus.direct import bus as direct
     from muster.core import errors
     from muster.core.telemetry import metrics
-    from muster.manage import forwarding
+    from muster.manage import agent_routes
     from muster.manage.agent import agent
     from muster.supervision import tasks
 
@@ -139,7 +139,7 @@ async def _run(
             transport = await _connect_directly(stack, folder, managers)
         else:
             bus = await stack.enter_async_context(await _connect(folder, proxy, measure))
-            transport = direct.DirectBus(bus, bus.identity, forwarding.manager_of)
+            transport = direct.DirectBus(bus, bus.identity, agent_routes.manager_of)
             keep_peer = await app_managing.connect_directly(stack, transport, bus)
         stop = await stack.enter_async_context(
             foreground.serve_until_signal(
@@ -251,11 +251,11 @@ async def _connect_directly(
     """Connect to these managers without a broker."""
     from muster.bus.client import credential_source
     from muster.bus.direct import bus, dialer
-    from muster.manage import forwarding
+    from muster.manage import agent_routes
 
     _, creds, tls = await _enrolled(folder)
     load = functools.partial(type(creds).load, folder / "agent.creds")
-    direct = bus.DirectBus(None, creds.identity, forwarding.manager_of)
+    direct = bus.DirectBus(None, creds.identity, agent_routes.manager_of)
     access = credential_source.PeerAccess(load, tls)
     dialing = await stack.enter_async_context(dialer.DirectDialer(direct, access))
     for address in managers:

@@ -9,15 +9,16 @@ import shutil
 import tarfile
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from muster.app import certificates, domain, home
+from muster.app import certificates, domain, home, positions
 from muster.app import settings as app_settings
 from muster.app.components import factories, web
 from muster.app.operations import backup, doctor
-from muster.bus import api, consumer_api
+from muster.bus import api, consumer_api, leases
 from muster.core import errors
 from muster.core.settings import loader
 from muster.manage.registry import registry_log
@@ -268,6 +269,31 @@ async def test_what_was_backed_up_is_there_again(place: home.Home, tmp_path: Pat
         assert running.trust.show("alice").status == "valid"
     assert (authority / "ca.pem").read_bytes() == certificate
     assert [name for name in os.listdir(tmp_path) if name.startswith(".muster")] == []
+
+
+async def test_positions_and_epochs_are_never_ahead_of_their_streams(
+    place: home.Home, tmp_path: Path, monkeypatch
+):
+    """Components read on, and leases change, while the streams are copied."""
+    file, copy = tmp_path / "lab.tar.gz", backup._snapshot_stream
+    async with domain.Domain(loaded(place)) as running:
+        position = positions.StoredPosition(running.folder.root, "syslog")
+        await position.store(5)
+
+        async def read_on(*arguments: Any) -> backup.StreamBackup:
+            await position.store(6)
+            return await copy(*arguments)
+
+        async with await running.connect("admin", roles.Role.OPERATOR) as bus:
+            await bus.stream(api.StreamSettings("zones", ("topic.zones",), max_bytes=1 << 20))
+            await bus.key_value(api.KeyValueSettings(leases.BUCKET, max_bytes=1 << 20))
+        monkeypatch.setattr(backup, "_snapshot_stream", read_on)
+        made = await backup.backup(loaded(place), place, file)
+        assert await position.load() == 6
+    assert [stream.name for stream in made.streams] == ["zones", f"KV_{leases.BUCKET}"]
+    other = home.Home(tmp_path / "other")
+    _, settings = await backup.restore(file, other)
+    assert await positions.StoredPosition(settings.domain.folder, "syslog").load() == 5
 
 
 RULES = {

@@ -130,8 +130,9 @@ async def test_a_home_of_the_first_release_is_converted(tmp_path: Path):
     converted = await asyncio.to_thread(driver.quick, "convert", "-o", "json", home=place.root)
     assert converted.json()["records"] > 0, converted.err
     assert "[store]" not in place.settings_file.read_text()
-    again = await asyncio.to_thread(driver.quick, "convert", home=place.root)
-    assert again.code == errors.Refused.exit_code
+    for root, error in ((place.root, errors.Refused), (tmp_path / "none", errors.NotFound)):
+        answer = await asyncio.to_thread(driver.quick, "convert", home=root)
+        assert answer.code == error.exit_code, answer
     settings = loader.load(app_settings.Settings, file=place.settings_file)
     assert settings.log.level == "warning"
     assert not list(settings.domain.folder.glob("store.db*"))

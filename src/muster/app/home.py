@@ -82,14 +82,18 @@ class Home:
         return self.root / SETTINGS_NAME
 
     def expect(self) -> Home:
-        """This home, if `muster init` has created it."""
+        """This home, if `muster init` has created it, and this version can use it."""
+        self.require()
+        self.check()
+        return self
+
+    def require(self) -> None:
+        """`errors.NotFound` if `muster init` has not created it."""
         if not self.settings_file.is_file():
             raise errors.NotFound(
                 f"{self.root} is not a home: there is no {self.settings_file.name}",
                 hint=f"create one with `muster init --home {self.root}`, or choose another with --home",
             )
-        self.check()
-        return self
 
     def check(self) -> HomeFormat:
         """The format of this home; `errors.Refused` if this version of Muster cannot use it.

@@ -175,6 +175,7 @@ async def convert(place: home.Home, *, source: pathlib.Path | None = None) -> in
 
     ``source``: a backup of it, made by 0.1.0, if its database is on a server.
     """
+    place.require()
     if place.stored_format().format != home.FORMER_FORMAT:
         raise errors.Refused(f"the home {place.root} has the present format already")
     with tempfile.TemporaryDirectory(prefix=".muster-convert-", dir=place.root) as folder:

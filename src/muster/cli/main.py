@@ -138,7 +138,9 @@ COMMANDS: dict[str, CommandEntry] = {
     "history": CommandEntry(
         "monitoring.history", "Monitoring", "Search, export and delete the history of reports and alerts."
     ),
-    "sql": CommandEntry("monitoring.sql", "Monitoring", "Run a SELECT over the tables of the history."),
+    "sql": CommandEntry(
+        "monitoring.sql", "Monitoring", "Run a SELECT over the tables of the history and of the registry."
+    ),
     "notify": CommandEntry(
         "notifications.notify",
         "Notifications",

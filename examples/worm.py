@@ -78,7 +78,7 @@ def farm(count: int) -> dict[str, dict[str, object]]:
 async def run(folder: pathlib.Path, say: Callable[[str], None], *, servers: int = 40) -> Outcome:
     outcome = Outcome()
     settings = loader.load(app_settings.Settings, flags={"domain.data_dir": str(folder)})
-    running = domain.Domain(settings, parts=[notify_part.NotifierComponent(settings.notify)])
+    running = domain.Domain(settings, components=[notify_part.NotifierComponent(settings.notify)])
     async with running, contextlib.AsyncExitStack() as stack:
 
         async def join(

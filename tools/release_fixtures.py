@@ -205,7 +205,7 @@ async def make_backup(file: pathlib.Path) -> None:
         identities.open_or_create(settings)
         write_pipeline(settings)
         async with (
-            domain.Domain(settings, parts=factories.components(settings)) as running,
+            domain.Domain(settings, components=factories.components(settings)) as running,
             await running.connect("ann", roles.Role.OPERATOR) as bus,
         ):
             contexts = inform_client.InformClient(bus)

@@ -316,7 +316,7 @@ async def test_a_restored_home_is_valid_and_accepts_its_tokens(tmp_path: Path):
     assert driver.quick("init", "--port", "0", *options, home=place.root).code == 0
     for key, path in files.items():
         path.write_text(RULES[key])
-    async with domain.Domain(loaded(place), parts=factories.components(loaded(place))) as running:
+    async with domain.Domain(loaded(place), components=factories.components(loaded(place))) as running:
         entries = {entry.name.partition("-")[0] for entry in running.folder.root.iterdir()}
         assert entries <= set(backup.CONTENTS)
         await asyncio.to_thread(web.set_password, running.trust, password="a long password")
@@ -334,9 +334,9 @@ async def test_a_restored_home_is_valid_and_accepts_its_tokens(tmp_path: Path):
     checked = await doctor.run_checks(doctor.doctor_target(place, loaded(place)))
     assert [result for result in checked if result.state == doctor.FAULT] == []
     assert web.open_tokens(home.DomainFolder(loaded(place).domain.folder)).verify(token).owner == "admin"
-    async with domain.Domain(loaded(place), parts=factories.components(loaded(place))) as running:
+    async with domain.Domain(loaded(place), components=factories.components(loaded(place))) as running:
         assert {
-            part["name"] for part in (await running.status())["parts"] if part["state"] == "failed"
+            part["name"] for part in (await running.status())["components"] if part["state"] == "failed"
         } == set()
 
 

@@ -66,7 +66,7 @@ def test_only_changes_are_reported():
 async def test_a_full_stream_is_an_alert_and_a_counter_and_clears_when_there_is_room(made):
     """On a real broker; the test triggers each check."""
     async with domain.Domain(made()) as running, await running.connect("op", roles.Role.OPERATOR) as bus:
-        watch = running.part(retention.RetentionMonitor)
+        watch = running.component(retention.RetentionMonitor)
         stream = await bus.stream(
             api.StreamSettings(
                 "small", subjects=("topic.s",), max_bytes=1 << 20, on_full=api.FullPolicy.REFUSE
@@ -104,7 +104,7 @@ async def test_an_alert_from_before_the_dashboard_connected_is_shown_and_ends(ma
         domain.Domain(made()) as running,
         await running.connect("op", roles.Role.OPERATOR) as bus,
     ):
-        watch = running.part(retention.RetentionMonitor)
+        watch = running.component(retention.RetentionMonitor)
         big = await bus.stream(api.StreamSettings("big", ("topic.big",), max_bytes=1 << 20))
         await big.publish("topic.big", bytes(1_040_000))
         await watch.check()  # announced, and nothing listens yet
@@ -164,7 +164,7 @@ async def test_streams_have_the_configured_budgets_whichever_process_created_the
             "reports", ("muster.monitor.from.*.batch.root.*",), max_bytes=1 << 20
         )
         stream = await bus.stream(others_idea)
-        watch = running.part(retention.RetentionMonitor)
+        watch = running.component(retention.RetentionMonitor)
         await watch.check()
         await bus.stream(others_idea)  # who opens it again changes nothing
         (budget,) = [
@@ -205,7 +205,7 @@ async def test_the_fullest_disk_below_the_folder_counts(made, monkeypatch: pytes
         free = shutil.disk_usage(running.folder.root)
         usage = free._replace(free=0)
         monkeypatch.setattr(shutil, "disk_usage", lambda path: usage if path.name == "brokers" else free)
-        await running.part(retention.RetentionMonitor).check()
+        await running.component(retention.RetentionMonitor).check()
         budgets = {row["name"]: row["used_ratio"] for row in (await running.status())["budgets"]}
         assert budgets["disk"] == 1.0
 
@@ -214,7 +214,7 @@ async def test_files_that_a_part_keeps_are_watched_too(made, tmp_path):
     folder = tmp_path / "kept"
     folder.mkdir()
     async with domain.Domain(made()) as running, await running.connect("op", roles.Role.OPERATOR) as bus:
-        watch = running.part(retention.RetentionMonitor)
+        watch = running.component(retention.RetentionMonitor)
         watch.watch_folder("history", folder, 1_000)
         (folder / "deep").mkdir()
         (folder / "deep" / "file").write_bytes(bytes(4_000_000))

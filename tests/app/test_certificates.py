@@ -27,7 +27,7 @@ def served(port: int, bundle: Path) -> int:
 async def test_a_certificate_that_is_due_is_renewed_and_served_without_a_restart(made):
     settings = made(bus__tls="on", trust__certificate_lifetime_s=3600)
     async with domain.Domain(settings) as running, await running.connect("a", roles.Role.USER) as bus:
-        keeper = running.part(certificates.CertificateRenewer)
+        keeper = running.component(certificates.CertificateRenewer)
         bundle = certificates.bundle(settings)
         port = int(running.servers[0].rpartition(":")[2])
         (described,) = (await running.status())["brokers"]
@@ -45,7 +45,7 @@ async def test_a_certificate_that_is_due_is_renewed_and_served_without_a_restart
 async def test_a_renewal_is_read_by_the_brokers_in_the_end(made, monkeypatch):
     settings = made(bus__tls="on")
     async with domain.Domain(settings) as running:
-        keeper = running.part(certificates.CertificateRenewer)
+        keeper = running.component(certificates.CertificateRenewer)
         port, bundle = int(running.servers[0].rpartition(":")[2]), certificates.bundle(settings)
         before = await asyncio.to_thread(served, port, bundle)
         await asyncio.to_thread(certificates.broker_tls(settings).cert_file.unlink)

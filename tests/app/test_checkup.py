@@ -52,7 +52,7 @@ def clock_ahead(monkeypatch: pytest.MonkeyPatch, by_s: float) -> None:
 
 async def test_a_healthy_domain(place: home.Home, monkeypatch: pytest.MonkeyPatch):
     loaded = loader.load(app_settings.Settings, file=place.settings_file)
-    async with domain.Domain(loaded, parts=[dispatcher.DispatcherComponent(loaded.message)]):
+    async with domain.Domain(loaded, components=[dispatcher.DispatcherComponent(loaded.message)]):
         seen = await run_doctor(place, manage__enabled=False)
         faults = {name: result for name, result in seen.items() if result.state == doctor.FAULT}
         assert faults == {}

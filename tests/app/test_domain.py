@@ -147,7 +147,7 @@ async def test_the_health_pages(made):
 
 async def test_the_domain_runs_without_a_part_that_is_not_vital_and_reports_it(made):
     part = FaultyPart(vital=False)
-    async with domain.Domain(made(), parts=[part]) as running:
+    async with domain.Domain(made(), components=[part]) as running:
         part.now.set()
 
         async def fault_is_reported() -> bool:
@@ -190,7 +190,7 @@ async def test_a_part_whose_port_was_in_use_starts_later_and_is_announced(made, 
 
 async def test_a_vital_part_takes_the_domain_down(made):
     part = FaultyPart(vital=True)
-    async with domain.Domain(made(), parts=[part]) as running:
+    async with domain.Domain(made(), components=[part]) as running:
         part.now.set()
         with pytest.raises(errors.Unavailable, match="failed on purpose"):
             await running.wait()

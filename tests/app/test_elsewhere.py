@@ -37,7 +37,7 @@ async def test_a_domain_on_an_external_broker(tmp_path: Path):
     async with await child_process.start(program, "-c", tmp_path / "nats.conf") as server:
         await server.line("Server is ready", timeout_s=30)
         settings = loader.load(app_settings.Settings, file=place.settings_file)
-        async with domain.Domain(settings, parts=factories.components(settings)) as running:
+        async with domain.Domain(settings, components=factories.components(settings)) as running:
             assert running.ready
             assert running.brokers is None
             async with (

@@ -65,7 +65,7 @@ async def running(tmp_path, monkeypatch):
         "manage.registries": 2,
     }
     made = loader.load(app_settings.Settings, flags=flags)
-    async with domain.Domain(made, parts=factories.components(made)) as started:
+    async with domain.Domain(made, components=factories.components(made)) as started:
         yield started
 
 

@@ -41,7 +41,7 @@ async def test_a_pipeline_that_is_killed_is_started_again_and_ends_with_its_doma
 
         async def state_of_part() -> str:
             answer = await asyncio.to_thread(driver.run, "status", "-o", "json", home=place)
-            rows = {row["name"]: row for row in json.loads(answer.out)["parts"]}
+            rows = {row["name"]: row for row in json.loads(answer.out)["components"]}
             return str(rows["pipeline"]["state"])
 
         await eventually(waits, timeout_s=60)

@@ -62,7 +62,7 @@ async def test_a_domain_of_a_release_is_restored_and_runs(folder: Path, tmp_path
     alerts = commit_state.CommitStateStore(str(data / "pipeline"), 99).load()
     assert alerts.clock_ms == release_fixtures.AT_MS
     async with (
-        domain.Domain(settings, parts=factories.components(settings)) as running,
+        domain.Domain(settings, components=factories.components(settings)) as running,
         await running.connect("bob", roles.Role.OPERATOR) as bus,
     ):
         contexts = inform_client.InformClient(bus)
@@ -137,7 +137,7 @@ async def test_a_home_of_the_first_release_is_converted(tmp_path: Path):
     assert settings.log.level == "warning"
     assert not list(settings.domain.folder.glob("store.db*"))
     async with (
-        domain.Domain(settings, parts=factories.components(settings)) as running,
+        domain.Domain(settings, components=factories.components(settings)) as running,
         await running.connect("bob", roles.Role.OPERATOR) as bus,
     ):
         await check_event(running)

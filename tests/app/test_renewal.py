@@ -30,7 +30,7 @@ async def test_a_machine_stays_connected_and_comes_back_after_its_document_expir
     )
     folder = tmp_path / "machine"
     async with (
-        domain.Domain(made(trust__agent_lifetime_s=2.0), parts=[part]) as running,
+        domain.Domain(made(trust__agent_lifetime_s=2.0), components=[part]) as running,
         await running.connect("admin", roles.Role.OPERATOR) as admin,
     ):
         made_token = await bootstrap_client.BootstrapClient(admin).token("host-b")

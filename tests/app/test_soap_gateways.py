@@ -54,8 +54,8 @@ async def test_gateways_of_a_domain(tmp_path):
     }
     settings = loader.load(app_settings.Settings, flags=flags)
     ann, vic = ("ann", "a long secret"), ("vic", "another secret")
-    async with domain.Domain(settings, parts=factories.components(settings)) as running:
-        url = running.part(soap_gateways.SoapComponent).url
+    async with domain.Domain(settings, components=factories.components(settings)) as running:
+        url = running.component(soap_gateways.SoapComponent).url
         known = running.trust.passwords()
         known.set(ann[0], roles.Role.OPERATOR, ann[1])
         known.set(vic[0], roles.Role.VIEWER, vic[1])

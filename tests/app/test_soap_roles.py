@@ -266,10 +266,10 @@ async def test_each_role_at_each_soap_operation(tmp_path):
     }
     settings = loader.load(app_settings.Settings, flags=flags)
     async with (
-        domain.Domain(settings, parts=factories.components(settings)) as running,
+        domain.Domain(settings, components=factories.components(settings)) as running,
         httpx.AsyncClient(timeout=40) as http,
     ):
-        part = running.part(soap_gateways.SoapComponent)
+        part = running.component(soap_gateways.SoapComponent)
         for role in ROLES[1:]:
             running.trust.passwords().set(role, roles.Role.named(role), PASSWORD)
         soap = Soap(part.url, http)

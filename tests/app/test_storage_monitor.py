@@ -25,7 +25,7 @@ LOG = api.StreamSettings("log", ("topic.log.>",), max_bytes=16 << 20)
 
 
 def parts(running: domain.Domain) -> dict[str, Any]:
-    return running._components.health()
+    return running._group.health()
 
 
 async def fill(running: domain.Domain, count: int = 300, replicas: int = 1) -> None:
@@ -53,7 +53,7 @@ async def test_a_domain_whose_storage_acknowledges_nothing_is_not_ready(made, mo
     monkeypatch.setattr(storage_monitor, "WRITE_PERIOD_S", 0.01)
     monkeypatch.setattr(storage_monitor, "SILENT_S", 0.05)
     message = dispatcher.DispatcherComponent(message_settings.MessageSettings())
-    async with domain.Domain(made(), parts=[message]) as running:
+    async with domain.Domain(made(), components=[message]) as running:
         assert running.ready
         await eventually(lambda: running._storage._stream is not None)
         stream = running._storage._stream

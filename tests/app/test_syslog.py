@@ -88,7 +88,7 @@ async def running(folder: Path, url: str) -> AsyncIterator[domain.Domain]:
     off = {f"{part}.enabled": False for part in ("web", "manage", "message", "inform", "notify")}
     flags: dict[str, Any] = {"domain.data_dir": str(folder / "data"), "bus.port": 0, "syslog.url": url, **off}
     settings = loader.load(app_settings.Settings, flags=flags)
-    async with domain.Domain(settings, parts=factories.components(settings)) as started:
+    async with domain.Domain(settings, components=factories.components(settings)) as started:
         yield started
 
 
@@ -99,7 +99,7 @@ async def test_entries_reach_the_server_once_also_after_it_and_the_domain_were_a
     port = listening.sockets[0].getsockname()[1]
     async with listening:
         async with running(tmp_path, f"tcp://127.0.0.1:{port}") as started:
-            part = started.part(syslog_export.SyslogComponent)
+            part = started.component(syslog_export.SyslogComponent)
             bus = await started.connect("ann", roles.Role.OPERATOR)
 
             async def act(target: str) -> None:
@@ -137,7 +137,7 @@ async def test_entries_are_sent_as_datagrams(tmp_path: Path):
     try:
         url = f"udp://127.0.0.1:{transport.get_extra_info('sockname')[1]}"
         async with running(tmp_path, url) as started:
-            part = started.part(syslog_export.SyslogComponent)
+            part = started.component(syslog_export.SyslogComponent)
             await eventually(lambda: "decisions" in part.health().reason, timeout_s=30)
             async with await started.connect("ann", roles.Role.OPERATOR) as bus:
                 await audit.publish_entry(bus, audit.audit_entry("ann", "restart", "web"))

@@ -190,7 +190,7 @@ async def test_a_machine_joins_while_every_machine_runs_a_domain_process(brokers
     async with contextlib.AsyncExitStack() as stack:
         domains: list[domain.Domain] = []
         for name in NAMES:
-            made = domain.Domain(brokers.settings(name), parts=[enrolment_only(name)])
+            made = domain.Domain(brokers.settings(name), components=[enrolment_only(name)])
             domains.append(await stack.enter_async_context(made))
         admin = await stack.enter_async_context(await domains[0].connect("admin", roles.Role.OPERATOR))
         for attempt in range(3):
@@ -217,7 +217,7 @@ async def test_a_domain_that_starts_sends_what_was_revoked_while_no_broker_ran(
     trust.revoke("alice")
     await brokers.start(*NAMES)
     assert await brokers.accepts("b", alice)
-    async with domain.Domain(brokers.settings("a"), parts=[enrolment_only("a")]):
+    async with domain.Domain(brokers.settings("a"), components=[enrolment_only("a")]):
 
         async def refused() -> bool:
             return not any([await brokers.accepts(name, alice) for name in NAMES])

@@ -466,7 +466,7 @@ def test_up_with_monitoring_runs_a_sensor_and_a_channel(fresh):
     assert answer.json()["parts"] == ["monitoring"]
     parts = {
         part["name"]: part["state"]
-        for part in driver.quick("status", "-o", "json", home=fresh).json()["parts"]
+        for part in driver.quick("status", "-o", "json", home=fresh).json()["components"]
     }
     assert (parts["sensor"], parts["channel"]) == ("up", "up")  # without waiting any longer
     assert "pipeline" not in parts
@@ -499,7 +499,7 @@ def test_a_part_that_crashes_again_and_again_and_a_resource_that_fails_are_named
     assert "pipeline is not up" in answer.err
     assert f"cannot read the rules '{rules}'" in answer.err
     page = driver.quick("status", "-o", "json", home=fresh).json()
-    failed = {row["name"]: row["reason"] for row in page["parts"] if row["state"] == "failed"}
+    failed = {row["name"]: row["reason"] for row in page["components"] if row["state"] == "failed"}
     assert list(failed) == ["pipeline"]
     assert str(rules) in failed["pipeline"]
     bad = {"name": "bad-1", "type": "process", "agent": "local", "config": {"command": ["/none"]}}

@@ -40,8 +40,8 @@ def load_settings(tmp_path: Path, **more: object) -> app_settings.Settings:
 @pytest.mark.may_block(reason="a domain's first start reads files")
 async def test_users_of_a_domain_share_contexts_and_viewers_only_read(tmp_path):
     made = load_settings(tmp_path)
-    async with domain.Domain(made, parts=factories.components(made)) as running:
-        nodes = running.part(part.InformationNodesComponent).nodes
+    async with domain.Domain(made, components=factories.components(made)) as running:
+        nodes = running.component(part.InformationNodesComponent).nodes
         await eventually(lambda: all(len(node.state.directory.nodes) == 1 for node in nodes))
         async with (
             await running.connect("ann", roles.Role.USER) as ann,
@@ -71,8 +71,8 @@ async def test_users_of_a_domain_share_contexts_and_viewers_only_read(tmp_path):
 async def test_a_node_has_a_process_of_its_own_which_is_replaced(tmp_path):
     """So searches do not delay the leases, the dispatcher and the notifier of the domain."""
     made = load_settings(tmp_path, **{"inform.nodes": 1, "inform.processes": True})
-    async with domain.Domain(made, parts=factories.components(made)) as running:
-        (process,) = running.part(part.InformationNodesComponent).processes
+    async with domain.Domain(made, components=factories.components(made)) as running:
+        (process,) = running.component(part.InformationNodesComponent).processes
         pid = process.child.pid
         assert pid not in (None, os.getpid())
         async with await running.connect("ann", roles.Role.USER) as ann:
@@ -88,8 +88,8 @@ async def test_a_node_has_a_process_of_its_own_which_is_replaced(tmp_path):
 async def test_clients_connect_to_a_node_directly_with_their_rights(tmp_path):
     """After some requests; a node that is killed or an identity that is revoked ends the connection."""
     made = load_settings(tmp_path, **{"inform.nodes": 1, "inform.processes": True})
-    async with domain.Domain(made, parts=factories.components(made)) as running:
-        (process,) = running.part(part.InformationNodesComponent).processes
+    async with domain.Domain(made, components=factories.components(made)) as running:
+        (process,) = running.component(part.InformationNodesComponent).processes
         async with (
             await running.connect("ann", roles.Role.USER) as ann,
             await running.connect("vic", roles.Role.VIEWER) as vic,
@@ -152,7 +152,7 @@ async def test_rules_keep_others_out_by_identity_role_and_ownership(tmp_path):
     ]
     made = load_settings(tmp_path, **{"inform.rules": rules})
     async with (
-        domain.Domain(made, parts=factories.components(made)) as running,
+        domain.Domain(made, components=factories.components(made)) as running,
         await running.connect("ann", roles.Role.USER) as ann,
         await running.connect("bob", roles.Role.USER) as bob,
         await running.connect("olga", roles.Role.OPERATOR) as olga,
@@ -199,7 +199,7 @@ write = ["role:operator"]
     place = await asyncio.to_thread(driver.init, tmp_path / "home", settings=text)
     made = loader.load(app_settings.Settings, file=place / "muster.toml")
     async with (
-        domain.Domain(made, parts=[part.InformationNodesComponent(made.inform)]) as running,
+        domain.Domain(made, components=[part.InformationNodesComponent(made.inform)]) as running,
         await running.connect("bob", roles.Role.USER) as bob,
         await running.connect("olga", roles.Role.OPERATOR) as olga,
     ):

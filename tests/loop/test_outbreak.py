@@ -28,7 +28,7 @@ async def test_a_worm_is_detected_reported_and_stopped_while_processes_are_kille
     chosen = loader.load(app_settings.Settings, flags=flags)
     lines: list[str] = []
     async with (
-        domain.Domain(chosen, parts=factories.components(chosen)) as running,
+        domain.Domain(chosen, components=factories.components(chosen)) as running,
         outbreak.Outbreak(running, options, lambda name, line, _: lines.append(f"{name}: {line}")) as story,
     ):
         result = await story.run()

@@ -373,11 +373,11 @@ async def test_a_managed_resource_obeys_the_event_that_an_alert_leads_to(tmp_pat
     )
     async with contextlib.AsyncExitStack() as stack:
         running = await stack.enter_async_context(
-            domain.Domain(settings, parts=factories.components(settings))
+            domain.Domain(settings, components=factories.components(settings))
         )
         operator = await stack.enter_async_context(await running.connect("ann", roles.Role.OPERATOR))
         receivers = await stack.enter_async_context(notify.NotifyClient(operator))
-        part = running.part(loop.ReactionComponent)
+        part = running.component(loop.ReactionComponent)
         fleet = manage.ManageClient(operator)
         entry = {"type": "memory", "agent": "local", "group": "shop"}
         await fleet.apply(msgspec.json.encode({"resources": [{"name": "web", **entry}]}).decode(), wait_s=60)
@@ -437,7 +437,7 @@ async def test_the_responder_answers_what_happens_after_it_was_enabled_and_nothi
 
     def domain_of(**more: str) -> domain.Domain:
         settings = loader.load(app_settings.Settings, flags={**flags, **more})
-        return domain.Domain(settings, parts=factories.components(settings))
+        return domain.Domain(settings, components=factories.components(settings))
 
     async def publish(running: domain.Domain, *alerts: messages.Alert) -> None:
         async with await running.connect("pipeline", roles.Role.PIPELINE) as bus:
@@ -451,7 +451,7 @@ async def test_the_responder_answers_what_happens_after_it_was_enabled_and_nothi
     enabled = {"responder.rules": str(tmp_path / "responses.yaml")}
     async with contextlib.AsyncExitStack() as stack:
         running = await stack.enter_async_context(domain_of(**enabled))
-        part = running.part(loop.ResponderComponent)
+        part = running.component(loop.ResponderComponent)
         receivers = await stack.enter_async_context(
             notify.NotifyClient(
                 await stack.enter_async_context(await running.connect("ear", roles.Role.USER))

@@ -106,7 +106,9 @@ def load_settings(folder: Path) -> app_settings.Settings:
 async def test_once_around_the_loop(tmp_path: Path):
     chosen = load_settings(tmp_path)
     async with contextlib.AsyncExitStack() as stack:
-        running = await stack.enter_async_context(domain.Domain(chosen, parts=factories.components(chosen)))
+        running = await stack.enter_async_context(
+            domain.Domain(chosen, components=factories.components(chosen))
+        )
 
         async def connect(identity: str, role: roles.Role):
             return await stack.enter_async_context(await running.connect(identity, role))

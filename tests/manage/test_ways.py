@@ -88,7 +88,9 @@ async def secured(tmp_path):
     }
     made = loader.load(app_settings.Settings, flags=flags)
     async with contextlib.AsyncExitStack() as stack:
-        running: Any = await stack.enter_async_context(domain.Domain(made, parts=factories.components(made)))
+        running: Any = await stack.enter_async_context(
+            domain.Domain(made, components=factories.components(made))
+        )
         registry = await stack.enter_async_context(await running.connect("registry-1", roles.Role.REGISTRY))
         await stack.enter_async_context(endpoint.RegistryEndpoint(registry))
         bus = await stack.enter_async_context(await running.connect("manager-1", roles.Role.MANAGER))

@@ -28,7 +28,7 @@ async def test_a_domain_reports_itself_and_an_agent_beside_it(tmp_path):
         "sensor.processes": '["tests=pytest"]',
     }
     settings = loader.load(app_settings.Settings, flags=flags)
-    async with domain.Domain(settings, parts=factories.components(settings)) as running:
+    async with domain.Domain(settings, components=factories.components(settings)) as running:
         agent = await running.connect("web-7", roles.Role.AGENT)
         other = sensor.SensorOptions(buffer_dir=tmp_path / "buffer", period_s=0.2, group="web")
         operator = await running.connect("op", roles.Role.OPERATOR)
@@ -47,7 +47,7 @@ async def test_a_domain_reports_itself_and_an_agent_beside_it(tmp_path):
             # An agent reports as itself alone: the broker refuses the subject, the channel the name.
             await agent.publish(protocol.report("sensor", "channel"), b"{}")
             await eventually(lambda: agent.statistics().violations == 1)
-        parts = {row["name"]: row["state"] for row in (await running.status())["parts"]}
+        parts = {row["name"]: row["state"] for row in (await running.status())["components"]}
         assert parts["channel"] == "up"
         name = "muster_channel_forwarded_rows_total"
         await eventually(lambda: running.metrics.value(name, channel="channel"))

@@ -272,7 +272,7 @@ async def test_a_failure_of_each_loop_of_a_domain_is_counted_shown_and_followed_
     made = loader.load(app_settings.Settings, flags=flags)
     async with contextlib.AsyncExitStack() as stack:
         parts = [*factories.components(made), CannotStart()]
-        running = await stack.enter_async_context(domain.Domain(made, parts=parts))
+        running = await stack.enter_async_context(domain.Domain(made, components=parts))
         bus = await stack.enter_async_context(await running.connect("ann", roles.Role.USER))
         jms = await stack.enter_async_context(client_api.Connection(bus))
         await jms.session().consumer(destinations.queue("orders"))

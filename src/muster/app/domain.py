@@ -22,7 +22,8 @@ from typing import Any, Self, TypeVar
 import muster
 from muster.app import certificates, home, identities
 from muster.app.brokers import broker_set
-from muster.app.components import component, context, locator, web
+from muster.app.components import component as component_
+from muster.app.components import context, locator, web
 from muster.app.operations import audit, control, retention, storage_monitor
 from muster.app.supervisor import fork_server
 from muster.bus import api
@@ -55,7 +56,7 @@ class Domain:
         self,
         settings: domain.BaseSettings,
         *,
-        parts: Iterable[component.Component] = (),
+        components: Iterable[component_.Component] = (),
         monitored: bool = True,
         restarted: bool = False,
     ) -> None:
@@ -77,16 +78,16 @@ class Domain:
         self._budgets = retention.RetentionMonitor()
         self._storage = storage_monitor.StorageMonitor(self.brokers)
         self._integrity = storage_monitor.IntegrityMonitor(self.brokers)
-        self._parts = (*self._own_parts(monitored), *parts)
-        self._components: component.ComponentGroup
+        self._components = (*self._own_components(monitored), *components)
+        self._group: component_.ComponentGroup
         self._fork_server: fork_server.ForkServer
         self._stack = contextlib.AsyncExitStack()
         self._failure: asyncio.Future[None]
         self._pages: server.HttpServer | None = None
         self._started_at_s = 0.0
 
-    def _own_parts(self, monitored: bool) -> list[component.Component]:
-        own: list[component.Component] = [self._budgets, audit.AuditComponent()]
+    def _own_components(self, monitored: bool) -> list[component_.Component]:
+        own: list[component_.Component] = [self._budgets, audit.AuditComponent()]
         if monitored:
             own += [self._storage, self._integrity]
         if self._locator is not None:
@@ -112,8 +113,8 @@ class Domain:
         self._started_at_s = time.time()
         admission.of_loop(asyncio.get_running_loop()).share = self.settings.bus.share_per_identity
         self._failure = asyncio.get_running_loop().create_future()
-        self._components = component.ComponentGroup(
-            self._parts, context_for=self._context, on_failure=self._part_failed
+        self._group = component_.ComponentGroup(
+            self._components, context_for=self._context, on_failure=self._component_failed
         )
         try:
             await asyncio.to_thread(self.folder.create)
@@ -122,7 +123,7 @@ class Domain:
             await self._serve_pages()
             self._fork_server = fork_server.ForkServer()
             self._stack.push_async_callback(self._fork_server.close)
-            if any(getattr(part, "forks", False) for part in self._parts):
+            if any(getattr(member, "forks", False) for member in self._components):
                 await self._fork_server.prepare()
             self.trust = await asyncio.to_thread(identities.open_or_create, self.settings)
             if self.brokers is not None:
@@ -130,11 +131,11 @@ class Domain:
                 await self.brokers.start(self.trust, measure=self.metrics, on_failure=self._fail)
             self.bus = await self.connect(identities.SELF, identities.OWN[identities.SELF])
             self._stack.push_async_callback(self.bus.close)
-            self._stack.push_async_callback(self._components.stop)
-            await self._components.start()
+            self._stack.push_async_callback(self._group.stop)
+            await self._group.start()
             self.state = DomainState.RUNNING
             await self._announce()
-            self._components.retry_failed(on_start=self._announce)
+            self._group.retry_failed(on_start=self._announce)
         except BaseException:
             await self.stop()
             raise
@@ -189,8 +190,8 @@ class Domain:
         """Whether it is running and connected, and all vital components work."""
         if self.state is not DomainState.RUNNING or self.bus.state is not api.ConnectionState.CONNECTED:
             return False
-        health_by_name = self._components.health()
-        return all(health_by_name[part.name].is_working for part in self._parts if part.vital)
+        health_by_name = self._group.health()
+        return all(health_by_name[member.name].is_working for member in self._components if member.vital)
 
     @property
     def running(self) -> home.RunningDomain:
@@ -204,17 +205,19 @@ class Domain:
             ca=str(certificates.bundle(self.settings)) if uses_tls else None,
             locator_url=self._locator.url if self._locator is not None else None,
             health_url=self._pages.url if self._pages is not None else None,
-            web_url=next((part.url for part in self._parts if isinstance(part, web.WebComponent)), None),
+            web_url=next(
+                (member.url for member in self._components if isinstance(member, web.WebComponent)), None
+            ),
         )
 
     async def status(self) -> dict[str, Any]:
         """The complete status as plain values."""
-        health_by_name = self._components.health()
+        health_by_name = self._group.health()
         status: dict[str, Any] = {
             "state": self.state.value,
             "ready": self.ready,
             "brokers": [] if self.brokers is None else await self.brokers.describe(),
-            "parts": [
+            "components": [
                 {"name": name, "state": component_health.state.value, "reason": component_health.reason}
                 for name, component_health in health_by_name.items()
             ],
@@ -225,9 +228,9 @@ class Domain:
         plain: dict[str, Any] = complete.builtins(status)
         return plain
 
-    def part(self, kind: type[P]) -> P:
+    def component(self, kind: type[P]) -> P:
         """The component of this type, for programs that embed the domain."""
-        match = next((part for part in self._parts if isinstance(part, kind)), None)
+        match = next((member for member in self._components if isinstance(member, kind)), None)
         if match is None:
             raise errors.NotFound(f"this domain has no {kind.__name__}")
         return match
@@ -250,7 +253,7 @@ class Domain:
         return await asyncio.to_thread(certificates.client_tls, self.settings)
 
     def _context(
-        self, part: component.Component, supervisor: tasks.TaskSupervisor
+        self, member: component_.Component, supervisor: tasks.TaskSupervisor
     ) -> context.ComponentContext:
         return context.ComponentContext(
             settings=self.settings,
@@ -259,7 +262,7 @@ class Domain:
             bus=self.bus,
             connect=self.connect,
             metrics=self.metrics,
-            log=self._log.bind(in_part=part.name),
+            log=self._log.bind(in_component=member.name),
             fork_server=self._fork_server,
             tasks=supervisor,
             servers=lambda: self.servers,
@@ -267,10 +270,10 @@ class Domain:
             storage_problem=self._storage.problem,
         )
 
-    def _part_failed(self, part: component.Component, error: BaseException) -> None:
-        self._log.error("part-failed", failed=part.name, vital=part.vital, error=error)
-        self.metrics.counter("part_failures", "Parts that failed.", ("failed",)).add(failed=part.name)
-        if part.vital:
+    def _component_failed(self, member: component_.Component, error: BaseException) -> None:
+        self._log.error("component-failed", failed=member.name, vital=member.vital, error=error)
+        self.metrics.counter("part_failures", "Parts that failed.", ("failed",)).add(failed=member.name)
+        if member.vital:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
@@ -293,7 +296,7 @@ class Domain:
         self._pages = await health.serve(
             self.settings.health,
             ready=lambda: self.ready,
-            conditions=self._components.health,
+            conditions=self._group.health,
             metrics=self.metrics,
             more_routes={"/status": self._status_page},
         )

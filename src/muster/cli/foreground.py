@@ -82,7 +82,7 @@ async def _refuse_second_channel(settings: app_settings.Settings, health_url: st
     own = monitor.ChannelComponent(settings.channel, settings.manage.machine_suffix)
     if name == own.identity and health_url:
         page = await status.fetch(health_url)
-        if any(part["name"] == own.name for part in page.get("parts", ())):
+        if any(part["name"] == own.name for part in page.get("components", ())):
             raise errors.Conflict(
                 f"the domain runs the channel {name!r} itself", hint="choose another --name"
             )

@@ -140,7 +140,7 @@ def _wait_for_parts(
     with invocation.printer.progress("starting") as tell:
         while True:
             page = command.run(status.fetch(health_url))
-            states = {part["name"]: part for part in page.get("parts", ())}
+            states = {part["name"]: part for part in page.get("components", ())}
             waits = [name for name in sections if states.get(name, {}).get("state") != "up"]
             if not waits and "pipeline" in parts and not command.run(_pipeline_replies(invocation)):
                 waits = ["pipeline"]
@@ -181,7 +181,7 @@ def _in_front(
 
     running = domain.Domain(
         settings,
-        parts=factories.components(settings),
+        components=factories.components(settings),
         restarted=service_manager.is_present(os.environ),
     )
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _TABLES = {
     "brokers": ("broker", ("name", "state", "url", "connections", "restarts", "pid?", "problem")),
-    "parts": ("part", ("name", "state", "reason")),
+    "components": ("component", ("name", "state", "reason")),
     "budgets": ("budget", ("name", "used_bytes", "limit_bytes", "full_percent", "when_full")),
     "pages": ("health pages of", ("process", "url", "pid")),
     "certificates": ("certificate", ("name", "days_left", "due")),

@@ -163,7 +163,7 @@ def _scenes(invocation: cli_command.Invocation, place: home.Home, chapter: str, 
     if printer.for_people:
         printer.note(f"starting a domain in {cli_command.display_path(place.root)}")
     began = time.perf_counter()
-    running = domain.Domain(settings, parts=factories.components(settings))
+    running = domain.Domain(settings, components=factories.components(settings))
     show = _printer(invocation)
 
     async def work() -> None:
@@ -230,7 +230,7 @@ def _worm(invocation: cli_command.Invocation, place: home.Home, fleet: int, *, s
             f"starting {options.brokers} brokers, 2 managers and Spark in "
             f"{cli_command.display_path(place.root)}"
         )
-    running = domain.Domain(settings, parts=factories.components(settings))
+    running = domain.Domain(settings, components=factories.components(settings))
 
     def show(name: str, line: str, facts: Mapping[str, Any]) -> None:
         printer.item({"scene": name, "text": line, **facts}, f"{name:>10}  {line}")
@@ -273,7 +273,7 @@ async def _show_dashboard(running: domain.Domain, show: Callable[..., None]) -> 
     from muster.app.components import web
 
     with contextlib.suppress(errors.NotFound):
-        url = running.part(web.WebComponent).url
+        url = running.component(web.WebComponent).url
         if url is not None:
             password = await asyncio.to_thread(web.set_password, running.trust)
             line = f"{url}  (log in as {web.ADMINISTRATOR}, password {password})"

@@ -251,6 +251,66 @@ async def test_a_log_is_trimmed_before_its_budget_is_used_up(opened: Open, monke
     assert log.stored_bytes < 100_000
 
 
+async def test_a_state_that_refuses_a_record_never_skips_it(
+    opened: Open, stream: api.Stream, monkeypatch: pytest.MonkeyPatch
+):
+    log, state = await opened(1)
+    await log.append([(b"a", b"1")])
+    standby, copy = await opened()
+    apply, refused = journal.KeyedState.apply, []
+
+    def refuse(self: journal.KeyedState, record: pages.OwnedRecord, version: int, position: int) -> None:
+        if record.key == b"new":
+            refused.append(self)
+            raise ValueError("of a later version")
+        apply(self, record, version, position)
+
+    monkeypatch.setattr(journal.KeyedState, "apply", refuse)
+    with pytest.raises(errors.TimedOut, match="may have been stored"):
+        await log.append([(b"b", b"2"), (b"new", b"3"), (b"c", b"4")])
+    assert not log.is_owned
+    await eventually(lambda: {id(state), id(copy)} <= {id(each) for each in refused})
+    with pytest.raises(ValueError, match="later version"):
+        await standby.own(2)
+    assert b"c" not in copy.records
+    monkeypatch.undo()
+    await standby.own(2)
+    await standby.append([(b"d", b"5")])
+    assert content(copy) == {b"a": b"1", b"b": b"2", b"new": b"3", b"c": b"4", b"d": b"5"}
+    await eventually(lambda: content(state) == content(copy), timeout_s=30)
+
+
+async def test_an_owner_that_resigns_follows_its_successor(
+    opened: Open, stream: api.Stream, monkeypatch: pytest.MonkeyPatch
+):
+    log, state = await opened(1)
+    publish, go_on = type(stream).publish, asyncio.Event()
+
+    async def slow(self: api.Stream, *arguments: object, **options: object) -> int:
+        await go_on.wait()
+        return await publish(self, *arguments, **options)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(stream), "publish", slow)
+        under_way = asyncio.create_task(log.append([(b"a", b"1")]))
+        await asyncio.sleep(0)
+        waiting = asyncio.create_task(log.append([(b"b", b"2")]))
+        resigning = asyncio.create_task(log.resign())
+        await asyncio.sleep(0)
+        with pytest.raises(owned_log.NotOwner):
+            await log.append([(b"c", b"3")])
+        go_on.set()
+        await resigning
+    await under_way
+    with pytest.raises(owned_log.NotOwner):
+        await waiting
+    other, copy = await opened(2)
+    await other.append([(b"d", b"4")])
+    await eventually(lambda: content(state) == content(copy) == {b"a": b"1", b"d": b"4"})
+    await log.own(3)
+    await log.append([(b"e", b"5")])
+
+
 async def test_who_could_not_become_owner_follows_on(opened: Open):
     log, state = await opened(2)
     standby, copy = await opened()

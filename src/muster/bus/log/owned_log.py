@@ -193,9 +193,20 @@ class OwnedLog:
         except errors.NotFound:  # trimmed meanwhile
             self._journal.restart()
             return False
-        self._journal.apply(message.sequence, _size(message.data), page, body)
-        self._on_applied(self.position - 1)
+        self._apply_page(message.sequence, message.data, page, body)
         return True
+
+    def _apply_page(
+        self, sequence: int, data: bytes, page: pages.OwnedPage, body: Sequence[pages.OwnedRecord]
+    ) -> None:
+        """The state has all of a page. If it refuses one, the log is read from its beginning: the state is
+        never one that skipped records."""
+        try:
+            self._journal.apply(sequence, _size(data), page, body)
+            self._on_applied(self.position - 1)
+        except BaseException:
+            self._journal.restart()
+            raise
 
     async def _body(self, page: pages.OwnedPage) -> list[pages.OwnedRecord]:
         if not page.body:
@@ -260,8 +271,7 @@ class OwnedLog:
                     raise _in_doubt(conflict) from conflict  # the page after ``previous`` was trimmed
                 raise
             sequence = following.sequence
-        self._journal.apply(int(sequence), _size(data), page, body)
-        self._on_applied(self.position - 1)
+        self._apply_page(int(sequence), data, page, body)
         return int(sequence)
 
     async def _page_after(self, sequence: int) -> api.StoredMessage | None:
@@ -324,6 +334,10 @@ class OwnedLog:
                 await self._store_next()
         except errors.MusterError as error:
             self._give_up(error.message)
+        except Exception as error:
+            self._settle([(sent, 0) for sent in self._futures], _in_doubt(errors.TimedOut(str(error))))
+            self._give_up(f"the state refused a record: {error}")
+            raise
         finally:
             self._storing = None
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import shutil
 import stat
 
 import pytest
@@ -51,3 +52,16 @@ def test_a_domain_s_key_is_created_once_and_readable_only_by_its_owner(tmp_path)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     trust.add_domain("south")
     assert trust.key_of_secrets(domain="south").public != first.public
+
+
+def test_copies_of_the_keys_open_the_same_secrets_and_never_make_a_key_of_their_own(tmp_path):
+    trust = keyring.Keyring.create(tmp_path / "keys", "north")
+    shutil.copytree(tmp_path / "keys", tmp_path / "copy")  # before any secret is stored
+    (tmp_path / "copy" / "keys" / "signing.seed").unlink()
+    copy = keyring.Keyring.open(tmp_path / "copy")
+    assert copy.key_of_secrets().public == trust.key_of_secrets().public
+    (file,) = (tmp_path / "copy").rglob("secrets.key")
+    file.unlink()
+    with pytest.raises(errors.NotFound, match="no key of secrets"):
+        copy.key_of_secrets()
+    assert not file.exists()

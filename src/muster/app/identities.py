@@ -51,6 +51,8 @@ def open_or_create(settings: settings_domain.BaseSettings) -> keyring.Keyring:
             )
     else:
         trust = keyring.Keyring.create(settings.keys_folder, settings.domain.name)
+    if trust.signs:
+        trust.key_of_secrets()  # made now, if these keys are of 0.1.0
     for identity, role in OWN.items():  # including those that an interrupted `muster init` left out
         credentials_file(trust, identity, role)
     return trust

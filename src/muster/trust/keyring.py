@@ -57,6 +57,7 @@ REVOCATIONS_MAX = 10_000  # of credentials that have not expired: the account of
 CLOCK_STEP_S = 86_400  # a revocation is kept for so long after the expiry of its key: clocks may be set back
 
 _SIGNING = "keys/signing.seed"
+_SECRETS = "secrets.key"
 _RESTORE = "restore it from a backup"
 
 
@@ -142,10 +143,17 @@ class Keyring:
         )
 
     def key_of_secrets(self, *, domain: str | None = None) -> sealed_box.SealedBoxKey:
-        """The key that opens the sealed secrets in the store of the domain."""
+        """The key that opens the sealed secrets of the domain. A copy of the keys never makes one of its own:
+        its registry could not open what another registry has stored."""
         self._existing(domain or self.domain)
+        path = self._account(domain or self.domain) / _SECRETS
         with private_files.locked(self.folder):
-            return sealed_box.SealedBoxKey.kept_in(self._account(domain or self.domain) / "secrets.key")
+            if not (self.signs or path.exists()):
+                raise errors.NotFound(
+                    f"these keys have no key of secrets: {path} is missing",
+                    hint="copy it from the machine that signs accounts",
+                )
+            return sealed_box.SealedBoxKey.kept_in(path)
 
     def passwords(self) -> passwords.PasswordStore:
         """The verifiers for logins with a name and a password."""
@@ -462,6 +470,8 @@ class Keyring:
         root = nkeys.KeyPair.create(nkeys.KeyKind.ACCOUNT)
         private_files.replace_file(self._account(domain) / "grants.seed", root.seed.encode())
         private_files.replace_file(self._account(domain) / "grants.public", root.public.encode())
+        if domain != SYSTEM:  # made now, so that each copy of the keys has it
+            sealed_box.SealedBoxKey.kept_in(self._account(domain) / _SECRETS)
         self._refresh(domain)
 
     def _refresh(self, domain: str) -> None:

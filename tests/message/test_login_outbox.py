@@ -246,11 +246,14 @@ async def test_a_connection_left_open_on_a_closed_bus_connection_delays_no_later
 ):
     net = simulated_network
     async with test_races.serving(net):
+        opened = []
         for _ in range(2):
             bus = await net.connect("a")
-            forgotten = client_api.Connection(bus)
-            await asyncio.wait_for(forgotten.session().producer(JOBS).send("x"), 3)
+            opened.append(client_api.Connection(bus))
+            await asyncio.wait_for(opened[-1].session().producer(JOBS).send("x"), 3)
             await bus.close()
+        for connection in opened:
+            await connection.close()
 
 
 def _browse(net: network.SimulatedNetwork) -> Any:

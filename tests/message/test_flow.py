@@ -19,12 +19,12 @@ ORDERS = destinations.queue("orders")
 
 
 async def test_a_full_log_holds_senders_until_something_is_consumed(
-    dial: conftest.Dial, connect: fixtures.Connect
+    dial: conftest.Dial, connect: fixtures.Connect, monkeypatch: pytest.MonkeyPatch
 ):
     total = 120
     async with conftest.serving(connect, max_bytes=2 << 20):
         connection = await dial()
-        connection.outbox.full_s = 60
+        monkeypatch.setattr(outbox, "FULL_S", 60)
         session = connection.session(api.AcknowledgeMode.CLIENT)
         sent = 0
 
@@ -53,7 +53,7 @@ async def test_a_full_log_has_space_again_when_an_unconsumed_queue_is_purged(
     monkeypatch.setattr(dispatcher, "WATCH_S", 0.1)
     async with conftest.serving(connect, max_bytes=2 << 20):
         connection = await dial()
-        connection.outbox.full_s = 60
+        monkeypatch.setattr(outbox, "FULL_S", 60)
         producer = connection.session().producer(ORDERS)
         sending = [producer.submit(bytes(20_000)) for _ in range(120)]
         await eventually.eventually(lambda: connection.outbox.log_is_full)
@@ -70,7 +70,7 @@ async def test_expired_messages_without_a_consumer_do_not_fill_the_log(
     monkeypatch.setattr(dispatcher, "SWEEP_S", 0.1)
     async with conftest.serving(connect, max_bytes=2 << 20):
         connection = await dial("reader")
-        connection.outbox.full_s = 60
+        monkeypatch.setattr(outbox, "FULL_S", 60)
         session = connection.session()
         target = ORDERS if kind == "queue" else destinations.topic("news")
 
@@ -101,7 +101,7 @@ async def test_an_unconsumed_message_does_not_keep_later_ones_in_the_log(
     monkeypatch.setattr(dispatcher, "SWEEP_S", 0.1)
     async with conftest.serving(connect, max_bytes=2 << 20):
         connection = await dial("reader")
-        connection.outbox.full_s = 60
+        monkeypatch.setattr(outbox, "FULL_S", 60)
         session = connection.session()
         if kind == "queue":
             kept, busy = ORDERS, ORDERS

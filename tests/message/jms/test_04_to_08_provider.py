@@ -19,7 +19,7 @@ from muster.message import destinations, messages, partitions, settings
 from muster.message import errors as message_errors
 from muster.message.client import api as client_api
 from muster.message.client import consumers as client_consumers
-from muster.message.client import topic_consumers
+from muster.message.client import outbox, topic_consumers
 from muster.message.dispatcher import backlog_reader, leadership
 from muster.message.dispatcher.log import journal, ledger, message_cache
 from muster.testing import eventually, fixtures
@@ -532,11 +532,11 @@ async def test_a_backlog_larger_than_the_memory_is_delivered_whole(
 
 
 async def test_a_full_log_refuses_messages_and_takes_acknowledgements(
-    dial: conftest.Dial, connect: fixtures.Connect
+    dial: conftest.Dial, connect: fixtures.Connect, monkeypatch: pytest.MonkeyPatch
 ):
     async with conftest.serving(connect, max_bytes=2 << 20):
         connection = await dial()
-        connection.outbox.full_s = 0.3
+        monkeypatch.setattr(outbox, "FULL_S", 0.3)
         session = connection.session(client_api.AcknowledgeMode.CLIENT)
         producer = session.producer(ORDERS)
 

@@ -30,7 +30,7 @@ from muster.message.client import bodies, routes, topic_publisher
 if TYPE_CHECKING:
     from muster.message.client import dispatcher_connection, partition_link
 
-FULL_S: Final = 10.0  # how long senders wait for room in a full log before they fail
+FULL_S = 10.0  # how long senders wait for room in a full log before they fail
 FULL_RETRY_S: Final = 0.25
 UNSENT_MAX = 20_000  # messages that may wait in a lane before senders have to wait
 UNSENT_BYTES_MAX: Final = 32 << 20  # bytes of these; senders that do not wait fail at twice that
@@ -39,7 +39,7 @@ COLLECT_S_MAX: Final = 0.001
 
 
 class Submission:
-    __slots__ = ("acks", "atomic", "future", "is_shareable", "lane", "sends", "size")
+    __slots__ = ("acks", "atomic", "future", "is_shareable", "lane", "refused_s", "sends", "size")
 
     def __init__(
         self,
@@ -54,6 +54,7 @@ class Submission:
         self.acks = acks
         self.atomic = atomic
         self.future = future
+        self.refused_s = 0.0  # when the log had no room for it first
         size = _ack_bytes(acks) if acks else 0
         self.is_shareable = not atomic
         for send in sends:
@@ -87,9 +88,8 @@ class Lane:
         self.connection = connection
         self._loop = asyncio.get_running_loop()
         self._works = own
-        self._own = Outbox(connection.spawn, own) if own is not None else None
-        self._shared = shared
-        self.full_s = FULL_S
+        self.own = Outbox(connection.spawn, own) if own is not None else None
+        self.shared = shared
         self.waiting: deque[Submission] = deque()
         self._current: list[Submission] = []  # being stored
         self.alone = False  # use the own outbox until a work succeeds there: a shared one failed
@@ -142,8 +142,8 @@ class Lane:
             or not self.connection.shares_works
             or (first.acks and not self._works.link.is_registered)
         ):
-            return self._own
-        return self._shared
+            return self.own
+        return self.shared
 
     def offer(self) -> None:
         """Let an outbox store what waits, after what is being stored."""
@@ -205,11 +205,6 @@ class Lane:
         return (key, sequence) in self._acknowledging
 
     @property
-    def log_is_full(self) -> bool:
-        """Whether senders wait until messages are consumed."""
-        return any(outbox.log_is_full for outbox in (self._own, self._shared) if outbox is not None)
-
-    @property
     def is_full(self) -> bool:
         return self._unsent >= UNSENT_MAX or self._unsent_bytes >= UNSENT_BYTES_MAX
 
@@ -257,14 +252,10 @@ class Outbox:
         self._lanes: OrderedDict[Lane, None] = OrderedDict()  # in which something waits, in turn
         self._wake = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
-        self._full_since: float | None = None
+        self.log_is_full = False  # senders wait until messages are consumed
         self._full_until = 0.0  # when to retry messages
         self._acks_until = 0.0  # when to retry acknowledgements
         self._acks_reported = False
-
-    @property
-    def log_is_full(self) -> bool:
-        return self._full_since is not None
 
     def add(self, lane: Lane) -> None:
         self._lanes[lane] = None
@@ -342,7 +333,7 @@ class Outbox:
         else:
             self._acks_reported = False
             if any(entry.sends for entry in entries):
-                self._full_since = None
+                self.log_is_full = False
         for lane in lanes:
             lane.settle(failure)
 
@@ -359,11 +350,11 @@ class Outbox:
                 entry.lane.alone |= bool(entry.acks)
             return entries
         if isinstance(error, message_errors.LogFull):
-            self._full_since = now if self._full_since is None else self._full_since
-            full_s = now - self._full_since
-            retried = [*acks, *(entry for entry in entries if full_s < entry.lane.full_s)]
-            if len(retried) == len(acks):
-                self._full_since = None
+            for entry in entries:
+                entry.refused_s = entry.refused_s or now
+            waiting = [entry for entry in entries if entry.sends or entry.atomic]
+            retried = acks + [entry for entry in waiting if now - entry.refused_s < FULL_S]
+            self.log_is_full = len(retried) > len(acks)
             self._full_until = now + FULL_RETRY_S
         elif isinstance(error, errors.Unavailable):
             return []
@@ -481,7 +472,6 @@ class ConnectionOutbox:
         if lane is None:
             works = OwnWorks(self._connection, self._connection.link(partition))
             lane = Lane(self._connection, works, self._connection.shared.outbox(partition))
-            lane.full_s = self.full_s
             self._by_partition[partition] = lane
             self._lanes.append(lane)
         return lane
@@ -531,15 +521,6 @@ class ConnectionOutbox:
             except errors.MusterError as error:
                 fail(entry.future, error)
 
-    @property
-    def full_s(self) -> float:
-        return self._early.full_s
-
-    @full_s.setter
-    def full_s(self, full_s: float) -> None:
-        for lane in self._lanes:
-            lane.full_s = full_s
-
     def pending_acks(self) -> list[dict[str, list[int]]]:
         return [acks for lane in self._lanes for acks in lane.pending_acks()]
 
@@ -548,7 +529,9 @@ class ConnectionOutbox:
 
     @property
     def log_is_full(self) -> bool:
-        return any(lane.log_is_full for lane in self._lanes)
+        """Whether senders wait until messages are consumed."""
+        outboxes = (outbox for lane in self._lanes for outbox in (lane.own, lane.shared))
+        return any(outbox is not None and outbox.log_is_full for outbox in outboxes)
 
     @property
     def is_full(self) -> bool:

@@ -1,7 +1,7 @@
 """Producers: the sending end of a session.
 
-Most messages are a text or bytes without options. They take a fast path: no message object is created, and
-the header is precomputed except for the id and the time.
+For a text or bytes without options, which most messages are, no message object is created, and the header is
+precomputed except for the id and the time.
 """
 
 from __future__ import annotations
@@ -80,54 +80,42 @@ class Producer:
 
     async def send(self, body: Body, *, to: destinations.Destination | None = None, **options: Any) -> None:
         """Accepted when this returns; in a transacted session, on commit. Options as in `Producer`."""
-        kind = body.__class__
-        if (
-            (kind is str or kind is bytes)
-            and self.destination is not None
-            and not (self.delay_s or options)
-            and to is None
-            and not self._session.transacted
-        ):
-            self._session.check_open()
-            data: bytes = body.encode() if kind is str else body  # type: ignore[union-attr,assignment]
-            await self._send_plain(kind, data)
-            return
-        await self._connection.outbox.wait_for_room()
-        destination = to or self.destination
-        if destination is not None and not destination.is_queue:
-            await self._wait(destination)
-        direct, future = self._send(to_message(body), to, options)
-        if direct is not None:
-            await self._publish(*direct, self._session.ahead)
-        elif future is not None:
-            await future
-
-    async def _send_plain(self, kind: type, data: bytes) -> None:
-        connection, subject = self._connection, self._subject
-        if subject is not None and (not self._follows_slow or connection.holds):
-            await self._wait(self.destination)
-        if subject is not None and not self.persistent and len(data) <= protocol.LARGE_BYTES:
-            headers = {messages.HEADER: self._fast_header(kind)}
-            await self._publish(subject, data, headers, self._session.ahead)
-            return
+        connection, session, destination = self._connection, self._session, to or self.destination
+        session.check_open()
         if connection.outbox.is_full:
             await connection.outbox.wait_for_room()
-        send = protocol.SendMessage(self._name, self._fast_header(kind), data)
-        await self._store(send, large=subject is not None and not self.persistent)
+        if (
+            destination is not None
+            and not destination.is_queue
+            and (connection.holds or not self._follows_slow)
+        ):
+            await self._wait(destination)
+        send, subject, direct = self._encoded(body, to, options)
+        if subject is not None:
+            await self._publish(subject, send, session.ahead)
+        elif (future := self._store(send, ahead=direct)) is not None:
+            await future
 
     async def _publish(
-        self, subject: str, data: bytes, headers: dict[str, str], ahead: asyncio.Future[None] | None
+        self, subject: str, send: protocol.SendMessage, ahead: asyncio.Future[None] | None
     ) -> None:
         """Publish directly, after what was sent before."""
         if ahead is not None and not ahead.done():
             await asyncio.wait((ahead,))
-        await self._connection.publish_bus.publish(subject, data, headers=headers)
+        headers = {messages.HEADER: send.meta}
+        await self._connection.publish_bus.publish(subject, send.data, headers=headers)
 
-    def _store(self, send: protocol.SendMessage, *, large: bool) -> asyncio.Future[None]:
-        """``large``: it would be published directly, if it were smaller."""
+    def _store(self, send: protocol.SendMessage, *, ahead: bool) -> asyncio.Future[None] | None:
+        """``ahead``: direct messages follow it, because it would be published directly if it were smaller."""
+        session = self._session
+        if session.transacted:
+            if len(session.sends) >= protocol.SENDS_MAX:
+                raise errors.LimitExceeded(f"a transaction contains at most {protocol.SENDS_MAX} messages")
+            session.sends.append(send)
+            return None
         future = self._connection.submit([send])
-        if large:
-            self._session.ahead = self._session.ahead_stored = future
+        if ahead:
+            session.ahead = session.ahead_stored = future
         return future
 
     def _fast_header(self, kind: type) -> str:
@@ -162,11 +150,15 @@ class Producer:
         not be changed before. In a transacted session it is called once the message is part of the
         transaction.
         """
+        self._session.check_open()
         message = to_message(body)
-        direct, future = self._send(message, to, options)
-        if direct is not None:
-            future = self._connection.spawn(self._publish(*direct, self._session.ahead_stored))
-            self._session.ahead = future
+        send, subject, direct = self._encoded(message if listener else body, to, options)
+        future: asyncio.Future[None] | None
+        if subject is not None:
+            publication = self._publish(subject, send, self._session.ahead_stored)
+            self._session.ahead = future = self._connection.spawn(publication)
+        else:
+            future = self._store(send, ahead=direct)
         if future is None:
             future = asyncio.get_running_loop().create_future()
             future.set_result(None)
@@ -183,30 +175,31 @@ class Producer:
             future.add_done_callback(done)
         return future
 
-    def _send(
-        self, message: messages.JmsMessage, to: destinations.Destination | None, options: dict[str, Any]
-    ) -> tuple[tuple[str, bytes, dict[str, str]] | None, asyncio.Future[None] | None]:
-        session = self._session
-        session.check_open()
+    def _encoded(
+        self, body: Body, to: destinations.Destination | None, options: dict[str, Any]
+    ) -> tuple[protocol.SendMessage, str | None, bool]:
+        """The message; the subject on which it is published directly, if it is; and whether it would be if it
+        were small.
+        """
+        destination, kind = to or self.destination, body.__class__
         if self.destination is not None and to is not None:
             raise message_errors.IllegalState("this producer has a fixed destination")
-        destination = to or self.destination
         if destination is None:
             raise message_errors.InvalidDestination("this producer has no destination: pass one with `to`")
-        self._stamp(message, destination, **options)
-        meta, data = message.meta()
-        raw = messages.encode_meta(meta).decode()
-        direct = _is_direct(destination) and not message.persistent and not meta.delivery_time_ms
-        if direct and len(data) <= protocol.LARGE_BYTES and not session.transacted:
-            subject = self._subject or destination.subject
-            return (subject, data, {messages.HEADER: raw}), None
-        send = protocol.SendMessage(str(destination), raw, data)
-        if session.transacted:
-            if len(session.sends) >= protocol.SENDS_MAX:
-                raise errors.LimitExceeded(f"a transaction contains at most {protocol.SENDS_MAX} messages")
-            session.sends.append(send)
-            return None, None
-        return None, self._store(send, large=direct)
+        direct = _is_direct(destination) and not self._session.transacted
+        if to is None and (kind is str or kind is bytes) and not (self.delay_s or options):
+            # The header of a plain text or bytes message takes 0.4 µs instead of 2.0.
+            data: bytes = body.encode() if kind is str else body  # type: ignore[union-attr,assignment]
+            send = protocol.SendMessage(self._name, self._fast_header(kind), data)
+            direct = direct and not self.persistent
+        else:
+            message = to_message(body)
+            self._stamp(message, destination, **options)
+            meta, data = message.meta()
+            send = protocol.SendMessage(str(destination), messages.encode_meta(meta).decode(), data)
+            direct = direct and not message.persistent and not meta.delivery_time_ms
+        is_small = len(data) <= protocol.LARGE_BYTES
+        return send, (self._subject or destination.subject) if direct and is_small else None, direct
 
     def _stamp(
         self,

@@ -297,6 +297,33 @@ async def test_the_rights_are_those_of_a_broker(world):
     assert vic.links, "as with a broker, the connection remains"
 
 
+@pytest.mark.parametrize(
+    ("role", "denied"),
+    [
+        (roles.Role.USER, "muster.manage.from.ann.renew"),  # only managers renew
+        (roles.Role.AGENT, "muster.inform.from.ann.write.any.put"),  # machines write no contexts
+    ],
+)
+async def test_what_the_credentials_deny_is_refused_although_the_name_is_the_own(world, role, denied):
+    """Subjects that nothing but the deny list forbids."""
+    await world.listen("service")
+    received: list[str] = []
+    await world.buses["service"].subscribe(
+        "muster.>", handler=lambda message: received.append(message.subject)
+    )
+    ann = await world.dial("ann", world.listeners["service"].address, role=role)
+    await eventually(lambda: "service" in ann.links)
+    assert any(subjects.matches(allowed, denied) for allowed in roles.limits(role, "ann").pub.allow)
+    over, wait_s = ann.links["service"], 5.0
+    reply, answer = over.ask(denied, b"", None, wait_s)
+    with pytest.raises(errors.Forbidden):
+        await answer
+    over.forget(reply, answer, wait_s)
+    await ann.publish("muster.manage.from.ann.read.list", b"")
+    await eventually(lambda: received)
+    assert received == ["muster.manage.from.ann.read.list"]
+
+
 async def test_a_peer_may_address_only_the_client_itself(world):
     """A listener is no broker: its client takes no message that is for another, or of another's name."""
     service, ann = await world.pair()

@@ -119,6 +119,7 @@ async def _convert_positions(started: domain.Domain, records: FormerRecords) -> 
     return len(positions)
 
 
+#: In any order. A service whose streams of 0.1.0 are not read any more gets its step here.
 STEPS: tuple[Callable[[domain.Domain, FormerRecords], Awaitable[int]], ...] = (
     _convert_registry,
     _convert_positions,

@@ -86,10 +86,10 @@ class Takeover:
                 if entry is not None and self.owner.name.encode() not in (entry.value or b""):
                     break
         for name in STREAMS:
-            await self._has_leader(name)
+            await self.has_leader(name)
         return asyncio.get_running_loop().time()
 
-    async def _has_leader(self, stream: str) -> None:
+    async def has_leader(self, stream: str) -> None:
         async def answers() -> bool:
             with contextlib.suppress(errors.Unavailable):
                 await (await self.bus.open_stream(stream)).state()
@@ -148,6 +148,25 @@ async def test_a_standby_answers_writes_two_seconds_after_the_lease_ended(
             os.kill(takeover.owner.pid, signal.SIGCONT)
             await takeover.first_write_after(asyncio.get_running_loop().time() + TTL_S)
             assert await takeover.first_write_after(asyncio.get_running_loop().time()) < TAKEOVER_S
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+async def test_writes_go_on_after_the_broker_of_the_owner_is_killed(
+    cluster: network.BrokerNetwork, start_process: fixtures.StartProcess
+):
+    """Its owner is connected to another broker in time, or replaced."""
+    lost, *others = cluster.brokers.values()
+    urls = tuple(member.url for member in others)
+    async with (
+        await bus_client.connect(urls, identity="ann") as bus,
+        registries(start_process, bus, (lost.url, *urls), urls, replicas=3) as (takeover, ended),
+    ):
+        await lost.kill()
+        for name in STREAMS:
+            await takeover.has_leader(name)
+        assert await takeover.first_write_after(asyncio.get_running_loop().time()) < TTL_S + TAKEOVER_S
+        ended.cancel()
 
 
 @pytest.mark.slow  # a cluster elects its leaders again

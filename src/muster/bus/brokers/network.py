@@ -5,16 +5,15 @@ shared, replicated storage. *Gateways* connect clusters to a super-cluster. *Lea
 cluster to another one: messages cross where there is interest, and each side has its own storage.
 
 At run time, brokers can join and leave a cluster (`BrokerNetwork.add`, `BrokerNetwork.remove`), leaf links
-can be added and removed (`BrokerNetwork.link`, `BrokerNetwork.unlink`), and so can the durable storage of a
-broker (`BrokerNetwork.add_storage`, `BrokerNetwork.remove_storage`). Single routes and the set of clusters of
-a super-cluster cannot be changed.
+can be added and removed (`BrokerNetwork.link`, `BrokerNetwork.unlink`), and the durable storage of a broker
+can be removed (`BrokerNetwork.remove_storage`). Single routes and the set of clusters of a super-cluster
+cannot be changed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -45,7 +44,6 @@ class BrokerNetwork:
         ``trust``: see `broker.Broker`."""
         self.brokers: dict[str, broker.Broker] = {}
         self._outside_routes: dict[str, tuple[str, ...]] = {}
-        self._storage_removed_at_s: dict[str, float] = {}
         self._leaves = tuple(leaves)
         self._program = program
         self._supervise = supervise
@@ -215,27 +213,6 @@ class BrokerNetwork:
 
     # Durable storage
 
-    async def add_storage(
-        self, name: str, storage_config: config.BrokerStorage, *, timeout_s: float = broker.START_TIMEOUT_S
-    ) -> None:
-        """Add durable storage to a broker, for new streams. The network continues to run; the broker is
-        restarted, because NATS can enable storage at run time, but then the server does not know its own
-        name."""
-        member = self[name]
-        if member.config.storage is not None:
-            raise errors.AlreadyExists(f"broker {name} has durable storage already")
-        since_s = time.monotonic() - self._storage_removed_at_s.get(name, float("-inf"))
-        if since_s < storage.REJOIN_S and member.config.cluster is not None:
-            raise errors.Unavailable(
-                f"the storage of broker {name} was removed {since_s:.0f} s ago: its cluster does not "
-                "admit it yet",
-                retry_after_s=storage.REJOIN_S - since_s,
-                hint="NATS excludes a removed broker for five minutes; wait, or use another broker",
-            )
-        await member.restart(dataclasses.replace(member.config, storage=storage_config), drain_s=DRAIN_S)
-        await self._ready(member, timeout_s)
-        await storage.wait_until_settled(self._sharing(member), timeout_s)
-
     async def remove_storage(
         self, name: str, *, force: bool = False, timeout_s: float = EVACUATE_TIMEOUT_S
     ) -> None:
@@ -263,7 +240,6 @@ class BrokerNetwork:
         member.config = without
         if sharing:
             await storage.remove_peer(name, sharing, self._access(member))
-            self._storage_removed_at_s[name] = time.monotonic()
 
     async def _empty(self, member: broker.Broker, sharing: Sequence[broker.Broker], timeout_s: float) -> None:
         if member.state is not broker.BrokerState.RUNNING:

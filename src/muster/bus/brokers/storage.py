@@ -14,8 +14,6 @@ from muster.bus.brokers import broker, system_account
 from muster.bus.streams import integrity
 from muster.core import errors
 
-# NATS excludes a broker for this time after its storage was removed.
-REJOIN_S = 300.0
 ELECTION_TIMEOUT_S = 30.0
 REPLICA_DRAIN_S = 5.0
 REPLICA_TIMEOUT_S = 600.0  # for the transfer of one stream

@@ -16,11 +16,8 @@ from muster.bus import api
 from muster.bus.direct import bus as direct_bus
 from muster.bus.rpc import client
 from muster.core import errors, lifecycle, subjects
-from muster.core.telemetry import log
 from muster.manage import protocol
 from muster.supervision import tasks
-
-events = log.EventLog("manage")
 
 PENDING_MAX = 1_000
 

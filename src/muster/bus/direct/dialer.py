@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
 
 from muster.bus import subject_patterns
 from muster.bus.client import credential_source
@@ -142,6 +141,3 @@ def configured(address: str, *, tls: bool) -> frames.PeerAddress:
     if not address.rpartition(":")[2].isdecimal():
         raise errors.InvalidInput(f"{address[:200]!r} is not the address of a process: expected HOST:PORT")
     return frames.PeerAddress(addresses=(address,), tls=tls)
-
-
-KeepPeer = Callable[[frames.PeerAddress], None]

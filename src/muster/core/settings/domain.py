@@ -23,8 +23,6 @@ from muster.core.settings import sections
 doc = sections.field_doc
 
 _DAY_S = 86400.0
-_GIB = 1 << 30
-_MIB = 1 << 20
 
 
 class DomainSettings(sections.SettingsSection, frozen=True, kw_only=True):

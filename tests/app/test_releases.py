@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import shutil
+import sqlite3
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import msgspec
 import pytest
 
 import muster
-from muster.app import domain, home
+from muster.app import domain, home, positions
 from muster.app import settings as app_settings
 from muster.app.components import bootstrap_client, factories
 from muster.app.operations import backup, first_release
@@ -124,6 +126,9 @@ async def test_a_home_of_the_first_release_is_converted(tmp_path: Path):
     place = home_of_first_release(tmp_path)
     with place.settings_file.open("a") as file:
         file.write('[store]\nsync = "normal"\npassword = "env:NONE"\n[log]\nlevel = "warning"\n')
+    with contextlib.closing(sqlite3.connect(place.root / "lab" / "store.db")) as database, database:
+        position = ("responder", b"position", b"41", 99, 99, 0)
+        database.execute("INSERT INTO record VALUES (?, ?, ?, ?, ?, ?)", position)
     refused = await asyncio.to_thread(driver.quick, "up", home=place.root)
     assert refused.code == errors.Refused.exit_code
     assert f"`muster convert --home {place.root}`" in refused.err
@@ -135,6 +140,7 @@ async def test_a_home_of_the_first_release_is_converted(tmp_path: Path):
         assert answer.code == error.exit_code, answer
     settings = loader.load(app_settings.Settings, file=place.settings_file)
     assert settings.log.level == "warning"
+    assert await positions.StoredPosition(settings.domain.folder, "responder").load() == 41
     assert not list(settings.domain.folder.glob("store.db*"))
     async with (
         domain.Domain(settings, components=factories.components(settings)) as running,

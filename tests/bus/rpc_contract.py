@@ -340,9 +340,8 @@ class RpcContract:
             raise errors.InvalidInput("not a request")
 
         operations = [*lamp.operations(), server.RpcOperation("read.odd", lamp.switch, decode=decode)]
-        async with server.RpcServer(
-            service, PART, operations, admission=admission.Admission(0.01), on_outcome=taken.append
-        ) as serving:
+        admission.of_loop(asyncio.get_running_loop()).share = 0.01
+        async with server.RpcServer(service, PART, operations, on_outcome=taken.append) as serving:
             replies = await ann.subscribe("_R.@manage.ann.>")
             for number in range(500):
                 odd = subjects.from_identity(PART, "ann", "read.odd")
@@ -471,8 +470,9 @@ class RpcContract:
 
     async def test_a_refused_message_without_a_reply_subject_is_dropped(self, connect):
         service, ann = await connect("service"), await connect("ann")
-        core, admitted = admission.Admission(0.001), []
-        async with server.RpcServer(service, PART, [], admission=core) as serving:
+        core, admitted = admission.of_loop(asyncio.get_running_loop()), []
+        core.share = 0.001
+        async with server.RpcServer(service, PART, []) as serving:
             serving.charge("ann", 100.0)
             subscription = await service.subscribe(
                 "s", handler=lambda message: admitted.append(serving.admit("ann", message))

@@ -91,6 +91,8 @@ def test_in_each_turn_an_identity_has_a_slice(steps):
     soon: list[Callable[[], None]] = []
     now_s = [0.0]
     slices = admission.TurnSlices(lambda: now_s[0], soon.append)
+    for identity in "ab":
+        slices.note(identity, 0.0)
     used_s: collections.Counter[str] = collections.Counter()
     for identity, seconds in steps:
         if seconds is None:
@@ -107,6 +109,19 @@ def test_in_each_turn_an_identity_has_a_slice(steps):
         assert abs(slices.total - 1000 * sum(used_s.values())) < 1e-6
         for each in "abc":
             assert slices.is_left(each) == (used_s[each] < admission.SLICE_MS / 1000 - 1e-9)
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from([0.0, 1.0, 9.0, 11.0])), max_size=60))
+def test_an_identity_that_is_alone_has_all_of_each_turn(steps):
+    slices, now_s, last, shared_until_s = admission.TurnSlices(lambda: 0.0, lambda _: None), 0.0, "", 0.0
+    for identity, wait_s in steps:
+        now_s += wait_s
+        slices.note(identity, now_s)
+        if identity != last:  # the other one was here before
+            last, shared_until_s = identity, now_s + admission.ALONE_S if last else 0.0
+        assert slices.is_shared == (now_s < shared_until_s)
+        slices.stop(identity, slices.start() - 1.0)
+        assert slices.is_left(identity) == (not slices.is_shared)
 
 
 @given(st.lists(st.sampled_from("abc") | st.none(), max_size=80))

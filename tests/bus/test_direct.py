@@ -343,8 +343,8 @@ async def test_an_identity_has_one_share_for_both_ways(world):
     bob = await world.dial("bob", world.listeners["service"].address)
     await eventually(lambda: "service" in bob.links)
     operations = rpc_contract.LampState().operations()
-    budget = admission.Admission(0.002)
-    async with server.RpcServer(service.as_bus(), PART, operations, admission=budget) as serving:
+    admission.of_loop(asyncio.get_running_loop()).share = 0.002
+    async with server.RpcServer(service.as_bus(), PART, operations) as serving:
         subject = subjects.from_identity(PART, "ann", "read.state")
 
         async def overspend() -> None:

@@ -62,9 +62,8 @@ async def test_a_waiting_request_begins_when_the_earlier_ones_are_paid(connect):
         return loop.time()
 
     operations = [server.RpcOperation("read.much", expensive), server.RpcOperation("read.little", cheap)]
-    async with server.RpcServer(
-        service, rpc_contract.PART, operations, admission=admission.Admission(0.1), each_at_once=2
-    ) as serving:
+    admission.of_loop(loop).share = 0.1
+    async with server.RpcServer(service, rpc_contract.PART, operations, each_at_once=2) as serving:
         began_s = loop.time()
         asking = [
             asyncio.ensure_future(rpc_contract.ask(ann, "read.much", timeout_s=60, try_s=60))

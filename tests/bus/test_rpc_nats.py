@@ -26,9 +26,8 @@ class TestRpcOnNats(rpc_contract.RpcContract):
             return call.identity
 
         operations = [server.RpcOperation("read.reckon", reckon)]
-        async with server.RpcServer(
-            service, rpc_contract.PART, operations, admission=admission.Admission(0.05)
-        ):
+        admission.of_loop(asyncio.get_running_loop()).share = 0.05
+        async with server.RpcServer(service, rpc_contract.PART, operations):
             assert await rpc_contract.ask(ann, "read.reckon") == "ann"
             with pytest.raises(errors.Throttled, match="too much of the service"):
                 await rpc_contract.ask(ann, "read.reckon", timeout_s=0.5)
@@ -53,6 +52,7 @@ class TestRpcOnNats(rpc_contract.RpcContract):
 
         operations = [server.RpcOperation("read.reckon", reckon), server.RpcOperation("read.count", count)]
         async with server.RpcServer(service, rpc_contract.PART, operations) as serving:
+            assert await rpc_contract.ask(bob, "read.count") == 0  # ann is not alone
             at = subjects.from_identity(rpc_contract.PART, "ann", "read.reckon")
             for number in range(300):
                 await ann.publish(at, b'{"number":%d}' % number, reply="_R.@manage.ann.1.1")

@@ -26,7 +26,7 @@ import typing
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar, cast
 
 import msgspec
 
@@ -38,6 +38,8 @@ from muster.core.telemetry import log, trace
 from muster.supervision import tasks
 
 events = log.EventLog("rpc")
+
+T = TypeVar("T")
 
 PENDING_MAX = 1000  # requests under way or waiting, in one server
 AUDIT_S = 5.0  # how long `close` waits for the records of cancelled requests
@@ -183,7 +185,7 @@ class RpcServer:
 
     ``at_once``: the number of requests that are executed concurrently; further ones wait, up to
     ``pending_max``, and beyond that are refused as overload. One identity may have half of them pending,
-    and has its budget of ``admission`` (that of the event loop), so it cannot lock out all others.
+    and has its budget of the event loop (`admission`), so it cannot lock out all others.
     ``each_at_once``: of one identity, so that many that end at the same time do not delay those of
     others. While ``serving`` returns False requests are ignored, and callers retry; one that was accepted
     before, and then was not done because the service is unavailable, gets no reply. ``on_outcome`` is
@@ -203,7 +205,6 @@ class RpcServer:
         at_once: int | None = None,
         pending_max: int = PENDING_MAX,
         each_at_once: int | None = None,
-        admission: admission_.Admission | None = None,
         serving: Callable[[], bool] = lambda: True,
         on_outcome: Callable[[str], None] = lambda outcome: None,
     ) -> None:
@@ -219,8 +220,8 @@ class RpcServer:
         self._group = group
         self._gate = asyncio.Semaphore(at_once) if at_once else contextlib.nullcontext()
         self._loop = loop = asyncio.get_running_loop()
-        self._admission = admission or admission_.of_loop(loop)
-        self._slices = admission_.of_loop(loop).slices
+        self._admission = admission_.of_loop(loop)
+        self._slices = self._admission.slices
         # messages for the next turns, and requests for those of their identity to end
         self._held = admission_.IdentityQueues[tuple[requests.RpcCaller, Callable[[], None]]]()
         self._waiting = admission_.IdentityQueues[tuple[requests.RpcCaller, RpcOperation]]()
@@ -280,7 +281,9 @@ class RpcServer:
     def in_turn(self, caller: requests.RpcCaller, handle: Callable[[], None]) -> None:
         """Handle an accepted message, in a later turn of the event loop if its identity has used its slice of
         this one."""
-        if caller.identity not in self._held and self._slices.is_left(caller.identity):
+        if not self._slices.is_shared and not self._held:
+            handle()
+        elif caller.identity not in self._held and self._slices.is_left(caller.identity):
             self._handle(caller.identity, handle)
         elif not self._pending.has_room(caller.identity):
             self._refuse_overload(caller.identity, caller.message, admission_.OverloadReason.PENDING)
@@ -316,6 +319,7 @@ class RpcServer:
         Not ``is_charged``: of traffic with a flow control of its own; it is refused only for other costs.
         """
         now_s = self._loop.time()
+        self._slices.note(identity, now_s)
         size = len(message.data)
         if (
             self._admission.receive(identity, size, now_s)
@@ -363,8 +367,7 @@ class RpcServer:
     def _begin(self, caller: requests.RpcCaller, operation: RpcOperation) -> None:
         identity = caller.identity
         begin = functools.partial(self._serve, caller, operation)
-        charge = functools.partial(self.charge, identity)
-        work = _metered(begin, identity, self._slices, charge) if operation.is_charged else begin()
+        work = metered(identity, begin) if operation.is_charged else begin()
         self._running[identity] += 1
         task = self._supervisor.spawn("request", work)
         self._tasks.add(task)
@@ -558,24 +561,17 @@ class RpcServer:
         )
 
 
-async def _metered(
-    begin: Callable[[], Coroutine[Any, Any, None]],
-    identity: str,
-    slices: admission_.TurnSlices,
-    charge: Callable[[float], None],
-) -> None:
-    """Run what ``begin`` returns, in the slices of the identity, and charge the milliseconds of each step."""
-    await _steps(begin(), identity, slices, charge)
+async def metered(identity: str, begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run what ``begin`` returns in the slices of the identity, and charge the milliseconds of each step."""
+    return await _steps(begin(), identity, admission_.of_loop(asyncio.get_running_loop()))
 
 
 @types.coroutine
 def _steps(
-    work: Coroutine[Any, Any, None],
-    identity: str,
-    slices: admission_.TurnSlices,
-    charge: Callable[[float], None],
-) -> Generator[Any, Any, None]:
+    work: Coroutine[Any, Any, T], identity: str, admission: admission_.LoopAdmission
+) -> Generator[Any, Any, T]:
     error: BaseException | None = None
+    slices, loop = admission.slices, asyncio.get_running_loop()
     while True:
         try:
             while error is None and not slices.is_left(identity):
@@ -585,10 +581,10 @@ def _steps(
         started_s = slices.start()
         try:
             waits_for = work.send(None) if error is None else work.throw(error)
-        except StopIteration:
-            return
+        except StopIteration as end:
+            return cast("T", end.value)
         finally:
-            charge(slices.stop(identity, started_s))
+            admission.charge(identity, slices.stop(identity, started_s), loop.time())
         try:
             error = None
             yield waits_for

@@ -147,7 +147,7 @@ class InformationNode(lifecycle.ClosingContext):
             for operation in (
                 _operation("update", protocol.UpdateContext, lambda _, update: self.primary.update(update)),
                 _operation("become-primary", protocol.ContextQuery, self._become_primary),
-                _operation("find", protocol.FindContexts, lambda _, query: self.search.find_here(query)),
+                _operation("find", protocol.FindContexts, self._find_here),
                 _operation("where", protocol.ContextQuery, self._where_here),
                 _operation("store", protocol.ContextQuery, lambda _, name: self.maintenance.store(name.key)),
             )
@@ -419,6 +419,9 @@ class InformationNode(lifecycle.ClosingContext):
         page = server.page(names, str, query.after, rows_max=protocol.PAGE_NODES)
         views = shared.directory.views(shared.information(), shared.now_s(), page["items"])
         return protocol.Page(views, page["next"], self.name)
+
+    async def _find_here(self, _: server.RpcCall, query: protocol.FindContexts) -> protocol.PartialFindResult:
+        return await server.metered(query.reader, lambda: self.search.find_here(query))
 
     async def _become_primary(self, _: server.RpcCall, name: protocol.ContextQuery) -> None:
         await self.primary.become_primary(name.key, name.silent)

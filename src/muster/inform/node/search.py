@@ -33,14 +33,14 @@ from muster.inform import protocol, search_plan
 from muster.inform.node import reads, state
 from muster.inform.node.replicas import replica_table, sorted_keys
 
-SLICE_S = 0.0003
+SLICE_S = 0.00015
 SLICE_KEYS = 64  # between two checks of the clock
 SEARCH_S = 1.0  # a node replies after this time
 REPLIES_S = 3.0  # nodes without a reply after this time are reported as silent
 SEARCHES_MAX = 64
 EACH_AT_ONCE = 2  # searches of all nodes for one client; its others wait
 SEARCHES_EACH_MAX = 16  # of one client
-CONTEXT_COST = 0.01  # of a context in a reply, in the unit of `muster.bus.rpc.admission`
+CONTEXT_COST = 0.003  # of encoding a context in a reply, in the unit of `muster.bus.rpc.admission`
 FOUND_MAX = 1_000  # contexts in one reply: more are encoded and decoded for too long; clients continue
 MOVED_MAX = 200  # in one reply: each costs a read of the log
 REPLIES_BYTES_MAX = 64 << 20  # total size of the values in the replies of all nodes
@@ -229,11 +229,9 @@ class ContextSearch:
             return protocol.PartialFindResult(shared.name, contexts, True, reached)
         while True:
             async with turn, self._slice_lock:
-                started_s = costs.slices.start()
                 matching, after = self._slice(plan, reached)
-                spent = costs.slices.stop(query.reader, started_s) + CONTEXT_COST * len(matching)
-                costs.charge(query.reader, spent, loop.time())
-                await asyncio.sleep(0)
+            costs.charge(query.reader, CONTEXT_COST * len(matching), loop.time())
+            await asyncio.sleep(0)
             for key, selected in matching:
                 if query.reader and not shared.may_read(query.reader, key, selected.writer):
                     continue

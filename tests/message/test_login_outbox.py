@@ -256,6 +256,25 @@ async def test_a_connection_left_open_on_a_closed_bus_connection_delays_no_later
             await connection.close()
 
 
+async def test_a_dispatcher_that_does_not_know_shared_works_stores_those_of_each_connection(
+    simulated_network: network.SimulatedNetwork, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(*_: object) -> None:
+        raise errors.InvalidInput("not a request to the dispatcher")
+
+    monkeypatch.setattr(works.Works, "share", refuse)
+    net = simulated_network
+    async with test_races.serving(net), client_api.Connection(await net.connect("a")) as connection:
+        session = connection.session(client_api.AcknowledgeMode.CLIENT)
+        consumer = await session.consumer(JOBS)
+        for body in ("one", "two"):
+            await session.producer(JOBS).send(body)
+            message = await consumer.receive(5)
+            assert message is not None
+            await message.acknowledge()
+        assert [each async for each in _browse(net)] == []
+
+
 def _browse(net: network.SimulatedNetwork) -> Any:
     async def messages() -> Any:
         async with client_api.Connection(await net.connect("browser")) as connection:

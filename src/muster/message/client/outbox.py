@@ -238,6 +238,8 @@ class Lane:
 class WorkSender(Protocol):
     """How an outbox stores submissions."""
 
+    is_shared: bool
+
     async def store(self, entries: list[Submission]) -> None:
         """All of them, or an error. Until it returns, nothing else is stored."""
 
@@ -342,13 +344,8 @@ class Outbox:
         those that another one may have failed.
         """
         now = self._loop.time()
-        is_shared = any(entry.lane is not entries[0].lane for entry in entries)
         entries = [entry for entry in entries if not entry.lane.connection.closed]
         acks = [entry for entry in entries if not entry.sends and not entry.atomic]
-        if isinstance(error, errors.Conflict):  # a connection is not registered with a new dispatcher yet
-            for entry in entries:
-                entry.lane.alone |= bool(entry.acks)
-            return entries
         if isinstance(error, message_errors.LogFull):
             for entry in entries:
                 entry.refused_s = entry.refused_s or now
@@ -358,9 +355,10 @@ class Outbox:
             self._full_until = now + FULL_RETRY_S
         elif isinstance(error, errors.Unavailable):
             return []
-        elif is_shared and len(acks) < len(entries):
+        elif self._works.is_shared:
+            # One of them is refused, or its connection is not registered with a new dispatcher yet.
             for entry in entries:
-                entry.lane.alone |= bool(entry.sends)
+                entry.lane.alone = True
             return entries
         elif isinstance(error, errors.LimitExceeded) and acks:
             retried = acks
@@ -376,6 +374,8 @@ class Outbox:
 
 class OwnWorks:
     """Works of one connection: everything that a dispatcher can store for it."""
+
+    is_shared = False
 
     def __init__(
         self, connection: dispatcher_connection.DispatcherConnection, link: partition_link.PartitionLink
@@ -425,6 +425,8 @@ class OwnWorks:
 
 class SharedWorks:
     """Works of all connections of a login. ``link`` is that of the login."""
+
+    is_shared = True
 
     def __init__(self, link: partition_link.PartitionLink) -> None:
         self._link = link

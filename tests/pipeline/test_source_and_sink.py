@@ -1,125 +1,155 @@
-"""Streams of the bus as Spark's source and sink, with a real broker and a real Spark."""
+"""Streams of the bus as Spark's source, and topics as its sink, with a real broker and a real Spark."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
+from pyspark import errors
 
+from muster import connection
 from muster.bus import api
-from muster.bus.client import client
 from muster.pipeline.source import session
+from muster.testing.eventually import eventually
+from muster.trust import keyring
+from muster.trust.permissions import roles
 from tests.pipeline import traffic
+from tests.trust import servers
 
 pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.may_leak("threads", "files", "processes", reason="Spark keeps its workers for later tests"),
 ]
-
-SCHEMA = "machine string, load double, stream_sequence bigint, fault string, extra map<string, double>"
-
-
-def arrow(machines: list[str], **columns: list[object]) -> bytes:
-    batch = pa.RecordBatch.from_pydict({"machine": machines, **columns})
-    out = pa.BufferOutputStream()
-    with pa.ipc.new_stream(out, batch.schema) as writer:
-        writer.write_batch(batch)
-    return bytes(out.getvalue())
+TICK = "muster.monitor.from.c1.batch.root.tick"
 
 
-async def stream_of(url: str, name: str, bodies: list[bytes]) -> None:
-    async with await client.connect([url], identity="test") as bus:
-        stream = await bus.stream(api.StreamSettings(name, (f"{name}.>",)))
-        if bodies:
-            await stream.publish_batch([api.OutgoingMessage(f"{name}.x", body) for body in bodies])
+IDENTITIES = {"c1": roles.Role.CHANNEL, "lab": roles.Role.READER, "shop": roles.Role.USER}
 
 
-def rows_of(spark, url: str, checkpoint: Path, **options: str) -> list[Any]:
-    rows: list[Any] = []
-    frame = (
-        spark.readStream.format("muster")
-        .schema(SCHEMA)
-        .options(servers=url, payload="arrow", **options)
-        .load()
+@pytest.fixture
+def trust(tmp_path: Path) -> keyring.Keyring:
+    made = keyring.Keyring.create(tmp_path / "keys", "north")
+    for identity, role in IDENTITIES.items():
+        made.issue(identity, role)
+        (tmp_path / f"{identity}.creds").write_text(made.credentials(identity).render())
+    return made
+
+
+@pytest.fixture
+async def guarded(
+    trust: keyring.Keyring, tmp_path: Path
+) -> AsyncIterator[tuple[servers.SignedServer, dict[str, str]]]:
+    """A broker with permissions; credentials files by identity."""
+    async with servers.server(tmp_path, trust) as running:
+        reading = asyncio.create_task(running.line("no such line"))
+        yield running, {identity: str(tmp_path / f"{identity}.creds") for identity in IDENTITIES}
+        reading.cancel()
+        await asyncio.wait([reading])
+
+
+async def store(url: str, creds: str, *bodies: tuple[str, bytes]) -> None:
+    async with await connection.connect([url], creds=creds) as bus:
+        stream = await bus.stream(traffic.STREAM)
+        for subject, body in bodies:
+            await stream.publish(subject, body)
+
+
+def body_of(*machines: str, sequence: int = 1) -> tuple[str, bytes]:
+    return traffic.SUBJECT, traffic.body(
+        [traffic.report(name, sequence, 1000, metrics={"queue": 2.0}) for name in machines]
     )
+
+
+def run(spark: Any, source: Any, checkpoint: Path) -> list[Any]:
+    session.activate(spark)
+    found: list[Any] = []
     query = (
-        frame.writeStream.foreachBatch(lambda batch, _: rows.extend(tuple(row) for row in batch.collect()))
+        source.load()
+        .writeStream.foreachBatch(lambda batch, _: found.extend(batch.collect()))
         .option("checkpointLocation", str(checkpoint))
         .trigger(availableNow=True)
         .start()
     )
     query.awaitTermination()
-    return rows
+    return found
 
 
-async def test_rows_have_exactly_the_requested_schema_and_invalid_messages_are_marked_rows(
-    broker, spark, tmp_path
-):
-    bodies = [
-        arrow(["a", "b"], load=[0.5, 1.5]),
-        b"rubbish",
-        arrow(["c"], load=[2], colour=["new column"]),
-        arrow(["d"]),
-        arrow(["e"], load=["not a number"]),
-        arrow(["f"], load=[1.0])[:40],
-        traffic.body([traffic.report("g", 1, 1, metrics={"queue": 2.0})]),
-    ]
-    await stream_of(broker.url, "reports", bodies)
-    rows = await asyncio.to_thread(
-        rows_of, spark, broker.url, tmp_path / "c", streams="reports", maxMessages="2"
+async def test_a_reader_reads_reports_once_and_continues_at_its_checkpoint(guarded, spark, tmp_path):
+    broker, creds = guarded
+    source = (
+        spark.readStream.format("muster")
+        .option("servers", broker.url)
+        .option("credentials", creds["lab"])
+        .option("maxMessages", 2)
     )
-    good = [row for row in rows if row[3] is None]
-    assert sorted(good) == [
-        ("a", 0.5, 1, None, None),
-        ("b", 1.5, 1, None, None),
-        ("c", 2.0, 3, None, None),
-        ("d", None, 4, None, None),
-        ("g", None, 7, None, {"queue": 2.0}),
-    ]
-    assert len(rows) == len(good) + 3
-    assert sorted(row[2] for row in rows if row[3]) == [2, 5, 6]
+    await store(broker.url, creds["c1"], body_of("a", "b"), (TICK, b""), (traffic.SUBJECT, b"rubbish"))
+    first = await asyncio.to_thread(run, spark, source, tmp_path / "c")
+    assert sorted((row["machine"], row["metrics"]["queue"]) for row in first) == [("a", 2.0), ("b", 2.0)]
+    await store(broker.url, creds["c1"], body_of("c", sequence=2))
+    second = await asyncio.to_thread(run, spark, source, tmp_path / "c")
+    assert [row["machine"] for row in second] == ["c"]
 
 
-async def test_a_restarted_query_reads_on_where_its_checkpoint_stands(broker, spark, tmp_path):
-    await stream_of(broker.url, "r", [arrow(["a"], load=[1.0])])
-    first = await asyncio.to_thread(rows_of, spark, broker.url, tmp_path / "c", streams="r")
-    await stream_of(broker.url, "r", [arrow(["b"], load=[1.0])])
-    second = await asyncio.to_thread(rows_of, spark, broker.url, tmp_path / "c", streams="r")
-    assert [row[0] for row in first] == ["a"]
-    assert [row[0] for row in second] == ["b"]
+async def test_a_batch_job_reads_metrics_and_counts_what_is_unreadable(guarded, spark):
+    broker, creds = guarded
+    await store(broker.url, creds["c1"], body_of("a", "b"), (traffic.SUBJECT, b"rubbish"), (TICK, b""))
 
-
-async def test_the_sink_stores_a_repeated_row_once(broker, spark, tmp_path):
-    await stream_of(broker.url, "in", [arrow(["a", "b"], load=[1.0, 2.0])])
-    await stream_of(broker.url, "out", [])
-
-    def run(checkpoint: Path) -> None:
-        session.activate(spark)
-        frame = (
-            spark.readStream.format("muster")
-            .schema(SCHEMA)
-            .options(servers=broker.url, payload="arrow", streams="in")
+    def read(payload: str) -> Any:
+        return (
+            spark.read.format("muster")
+            .options(servers=broker.url, credentials=creds["lab"], payload=payload)
             .load()
         )
+
+    def both() -> tuple[list[Any], list[Any]]:
+        session.activate(spark)
+        means = read("metrics").where("metric = 'queue'").groupBy("metric").avg("value").collect()
+        return means, read("unreadable").groupBy("reason").count().collect()
+
+    means, unreadable = await asyncio.to_thread(both)
+    assert [tuple(row) for row in means] == [("queue", 2.0)]
+    assert [tuple(row) for row in unreadable] == [("malformed", 1)]
+
+
+async def test_rows_are_published_to_topics(guarded, spark, tmp_path):
+    broker, creds = guarded
+    await store(broker.url, creds["c1"], body_of("a", "b"))
+    source = spark.readStream.format("muster").options(servers=broker.url, credentials=creds["lab"])
+
+    def publish(identity: str) -> str:
+        session.activate(spark)
+        rows = source.load().selectExpr(
+            "concat('busy/', machine) AS topic",
+            "to_json(struct(machine, period_s)) AS data",
+            "concat(machine, ':', sequence) AS message_id",
+        )
         query = (
-            frame.selectExpr(
-                "concat('out.', machine) as subject", "cast(load as string) as data", "machine as message_id"
-            )
-            .selectExpr("subject", "cast(data as binary) as data", "message_id")
-            .writeStream.format("muster")
-            .options(servers=broker.url, stream="out", checkpointLocation=str(checkpoint))
+            rows.writeStream.format("muster")
+            .options(servers=broker.url, credentials=creds[identity])
+            .option("checkpointLocation", str(tmp_path / identity))
             .trigger(availableNow=True)
             .start()
         )
-        query.awaitTermination()
+        try:
+            query.awaitTermination()
+        except errors.StreamingQueryException as error:
+            return str(error)
+        return ""
 
-    await asyncio.to_thread(run, tmp_path / "first")
-    await asyncio.to_thread(run, tmp_path / "a checkpoint that was lost")
-    async with await client.connect([broker.url], identity="test") as bus:
-        stream = await bus.open_stream("out")
-        stored = [message async for message in stream.read(1)]
-    assert sorted((message.subject, message.data) for message in stored) == [
-        ("out.a", b"1.0"),
-        ("out.b", b"2.0"),
-    ]
+    received: list[api.Message] = []
+    async with await connection.connect([broker.url], creds=creds["shop"]) as bus:
+        await bus.subscribe("topic.busy.*", handler=received.append)
+        assert await asyncio.to_thread(publish, "shop") == ""
+        await eventually(lambda: len(received) == 2)
+        assert sorted((m.subject, m.data, m.header("Nats-Msg-Id")) for m in received) == [
+            ("topic.busy.a", b'{"machine":"a","period_s":10.0}', "a:1"),
+            ("topic.busy.b", b'{"machine":"b","period_s":10.0}', "b:1"),
+        ]
+        assert "lab may not publish" in await asyncio.to_thread(publish, "lab")
+        assert len(received) == 2
+
+
+async def test_an_unknown_payload_is_refused_by_name(broker, spark):
+    with pytest.raises(Exception, match="takes reports or metrics or messages"):
+        spark.read.format("muster").options(servers=broker.url, payload="arrow").load().collect()

@@ -116,6 +116,11 @@ INDIRECT = (
     Way("publish acknowledgement to a chosen subject", "arrives, and services ignore it", _IGNORED),
     Way("`DIRECT.GET` and `MSG.GET` with a chosen reply subject", _REFUSED, _NO_DEPUTY),
     Way("the same with a service's or operator's credentials", "arrives, and services ignore it", _IGNORED),
+    Way(
+        "the same with the role `reader`, which may get messages of `reports` and `summaries`",
+        "arrives as a copy of a stored message; services ignore it, and the pipeline counts it",
+        "test_a_reader_has_only_copies_of_reports_sent",
+    ),
     Way("push consumer (`deliver_subject`)", _REFUSED, _NO_DEPUTY),
     Way("the same with an operator's credentials", "arrives, and services ignore it", _IGNORED),
     Way("`MSG.NEXT` with a chosen reply subject", _REFUSED, _NO_DEPUTY),
@@ -208,6 +213,12 @@ def duties() -> str:
     for role in clients():
         duty = roles.DUTIES[role]
         kept = [*duty.streams, *(f"{bucket} (bucket)" for bucket in duty.buckets)]
-        cells = (role.value, duty.why, ", ".join(duty.serves), ", ".join(kept), ", ".join(duty.reads))
+        cells = (
+            role.value,
+            duty.why,
+            ", ".join(duty.serves),
+            ", ".join(kept),
+            ", ".join(duty.reads + duty.gets),
+        )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

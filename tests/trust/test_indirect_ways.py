@@ -41,6 +41,7 @@ def trust(tmp_path_factory: pytest.TempPathFactory) -> keyring.Keyring:
         ("l", R.LINK),
         ("op", R.OPERATOR),
         ("r", R.REGISTRY),
+        ("rd", R.READER),
         ("u", R.USER),
     ):
         made.issue(identity, role)
@@ -184,6 +185,32 @@ async def test_a_role_below_service_level_has_no_deputy(broker, trust, role):
             data = json.dumps(config)
             refusal = await line.say(f"PUB {subject} _INBOX.p-{role}.1 {len(data)}\r\n{data}")
             assert "Permissions Violation" in refusal, subject
+
+
+async def test_a_reader_has_only_copies_of_reports_sent(broker, trust):
+    """They say what they are: those that a stream stores, too, whatever the sender of the first one chose."""
+    subject = "muster.monitor.from.c.batch.root.0"
+    async with (
+        await client.connect([broker.url], creds=trust.credentials("c")) as channel,
+        await client.connect([broker.url], creds=trust.credentials("rd")) as reader,
+    ):
+        settings = api.StreamSettings("reports", ("muster.monitor.from.*.batch.root.*",), max_bytes=1 << 20)
+        stream = await channel.stream(settings)
+        own = {"a": "b", "Nats-Sequence": "77", "Nats-Subject": FORGED}
+        await channel.publish(subject, b"first", headers=own)
+        await channel.flush()
+        await reader.publish("$JS.API.DIRECT.GET.reports", b'{"seq": 1}', reply=subject)
+        await eventually(lambda: _last_is(stream, 2))
+        opened = await reader.open_stream("reports")
+        read = [message async for message in opened.read(1)]
+        assert [(m.sequence, m.subject, m.data, m.is_copy) for m in read] == [
+            (1, subject, b"first", False),
+            (2, subject, b"first", True),
+        ]
+        assert [message.headers for message in read] == [{"a": "b"}] * 2
+        for name in ("alerts", "decisions"):
+            with pytest.raises(errors.Forbidden):
+                await reader.open_stream(name)
 
 
 async def test_a_service_can_copy_a_foreign_stream_into_its_own(broker, trust):

@@ -98,6 +98,7 @@ OPERATOR = (
 MAY[R.OPERATOR] = OPERATOR
 MAY = {role: EVERYONE | allowed for role, allowed in MAY.items()}
 MAY[R.JOINING] = RECEIVES | {"request admission as an agent"}  # and nothing else
+MAY[R.READER] = RECEIVES | {"read reports"}  # and nothing else
 
 #: Subjects to send to oneself, or to a service, with a reply subject of one's choice.
 OWN = ("_R.me.other.s.1", "muster.manage.from.me.read.get", "muster.manage.from.me.domain.enrol")

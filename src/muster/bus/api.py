@@ -111,6 +111,7 @@ class StoredMessage:
     headers: Headers
     sequence: int
     stored_at_ns: int
+    is_copy: bool = False  # the broker sent a message of a stream to a subject of this one
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ COUNTED = {
     "too-large": "messages that exceed the size limit",
     "wrong-schema": "messages whose columns are not those of reports",
     "wrong-version": "messages of an unknown version",
+    "copied": "messages that an identity which may read streams had the broker store a second time",
     "too-many-groups": "reports of groups beyond the limit of 100,000",
     "metrics-truncated": "values of metrics that are not standard, beyond the limit of names",
     "future": "reports from too far in the future: the clock of a machine is wrong",
@@ -156,6 +157,13 @@ def removal(pipeline: str) -> str:
 
 def is_tick(subject: str) -> bool:
     return subject.endswith(f".batch.root.{TICK}")
+
+
+def is_internal(subject: str) -> bool:
+    """Whether a message in the stream of reports is the pipeline's own."""
+    return subject.startswith("muster.monitor.from.") and subject.endswith(
+        (f".batch.root.{TICK}", f".batch.root.{REMOVAL}")
+    )
 
 
 def streams(

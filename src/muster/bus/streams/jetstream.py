@@ -30,6 +30,7 @@ _NOT_STORED = {10158, 10176, 10210, 10211}  # an id in process, an incomplete ba
 DUPLICATE_IN_BATCH = 10201
 NAME_IN_USE = 10058
 _MARKER = key_value.MARKER_REASON.encode()
+_ADDED = b"\r\nNats-Stream: "  # begins the headers that the broker adds
 
 
 class JetStreamRefused(errors.Refused):
@@ -174,14 +175,23 @@ def to_timestamp(at_ns: int) -> str:
 
 
 def stored(data: bytes, raw_headers: bytes | None) -> api.StoredMessage:
-    """The message of a direct read: the additions of the broker are among the headers."""
-    headers = message_format.decode_headers(raw_headers)
+    """The message of a direct read.
+
+    The broker adds its headers after those of the message.  A message may have headers of the same names: a
+    sender can choose them, and the broker's reply to such a read, sent to a subject of a stream, is stored
+    with them.
+    """
+    raw = raw_headers or b""
+    start = raw.rfind(_ADDED)
+    own = message_format.decode_headers(raw[:start])
+    added = message_format.decode_headers(b"NATS/1.0" + raw[start:])
     return api.StoredMessage(
-        subject=headers["Nats-Subject"],
+        subject=added["Nats-Subject"],
         data=data,
-        headers=public_headers(headers),
-        sequence=int(headers["Nats-Sequence"]),
-        stored_at_ns=nanoseconds(headers["Nats-Time-Stamp"]),
+        headers=public_headers(own),
+        sequence=int(added["Nats-Sequence"]),
+        stored_at_ns=nanoseconds(added["Nats-Time-Stamp"]),
+        is_copy="Nats-Stream" in own,
     )
 
 

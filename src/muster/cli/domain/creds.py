@@ -35,6 +35,7 @@ ROLES = (
     "authority",
     "operator",
     "viewer",
+    "reader",
     "web",
     "link",
 )

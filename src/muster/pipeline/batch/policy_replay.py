@@ -130,7 +130,12 @@ def replay(
     models.
     """
     session.activate(spark)
-    raw = spark.read.format("muster").options(**access, streams=stream, onLoss="skip").load().cache()
+    raw = (
+        spark.read.format("muster")
+        .options(**access, payload="messages", streams=stream, onLoss="skip")
+        .load()
+        .cache()
+    )
     try:
         events = _events(spark, raw, from_ms, to_ms)
         return _meet(spark, raw, events, models, policy, address)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from muster.core import errors
 from muster.pipeline.source import reader as source_reader
-from muster.pipeline.source import shard_keys, writer
+from muster.pipeline.source import rows, shard_keys, writer
 
 
 class MusterDataSource(DataSource):
@@ -15,12 +14,11 @@ class MusterDataSource(DataSource):
     def name(cls) -> str:
         return "muster"
 
-    def schema(self) -> str:
-        if self.options.get("payload", "raw") == "arrow":
-            raise errors.InvalidInput("payload=arrow needs the columns: readStream.format(…).schema(…)")
-        if self.options.get("payload") == "shards":
+    def schema(self) -> StructType | str:
+        payload = self.options.get("payload", source_reader.REPORTS)
+        if payload == source_reader.SHARDS:
             return shard_keys.COLUMNS
-        return source_reader.RAW_SCHEMA
+        return rows.spark_schema(rows.SCHEMAS.get(payload, {}))  # an unknown one fails in the reader
 
     def reader(self, schema: StructType) -> source_reader.BusBatchReader:
         return source_reader.BusBatchReader(self.options, schema)

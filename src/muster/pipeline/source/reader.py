@@ -6,18 +6,15 @@ sequences of one stream.
 
 Options:
 
-``servers``       addresses of brokers, separated by commas
-``credentials``   a credentials file (none: no authentication)
+``servers``       addresses of brokers, separated by commas (none: the domain that the command line would use)
+``credentials``   a credentials file, for example of the role ``reader`` (none: no authentication)
 ``ca``            a file with the authority of the brokers' certificates (none: the system's)
-``streams``       names of streams, separated by commas; several are the shards of one
-``payload``       ``raw`` (default): one row for each message, with `RAW_SCHEMA`; ``arrow``: message bodies
-                  are Arrow record batches, and the rows are theirs, brought to the schema that
-                  ``.schema(…)`` gives; ``shards``: reports by shard of the fleet, for the pipeline's own
-                  job (see `shard_keys`)
-``shards``        with ``payload=shards``: the keys of the shards, separated by commas
-``removals``      with ``payload=shards``: the subject of messages that remove machines
-``folder``        with ``payload=shards``: for files with reports (see `piece_files`); empty: in the rows
-``maxMessages``   bound of one micro-batch (default 10000)
+``payload``       what a row is: ``reports`` (default), a node report; ``metrics``, a metric; ``messages``, a
+                  message as it is stored; ``unreadable``, a message that the first two skip (`rows.SCHEMAS`).
+                  ``.schema(…)`` selects columns, which takes less time than all of them
+``streams``       names of streams, separated by commas; several are the shards of one (default ``reports``)
+``maxMessages``   bound of one micro-batch (default 1000; a message of a channel has up to thousands of
+                  reports)
 ``splits``        partitions for each stream (default 2)
 ``onLoss``        ``fail`` (default) or ``skip``, when retention removed messages before they were read
 ``after``         where a new checkpoint starts: after this sequence, one for each stream, separated by
@@ -25,9 +22,9 @@ Options:
 ``until``         where the first batch after ``after`` ends, to repeat a batch exactly (default 0: anywhere)
 ``missing``       ``fail`` (default) or ``wait``, when a stream does not exist
 
-With ``payload=arrow`` an unreadable message does not fail the query: it becomes one row in which only the
-columns `SEQUENCE` and `FAULT` are set, if the schema has them.  Include them, so that invalid messages can be
-counted by reason.  If the schema has other columns that are ``NOT NULL``, the message is skipped.
+The pipeline's own job has ``payload=shards``: reports by shard of the fleet (`shard_keys`), with ``shards``,
+the keys of the shards; ``removals``, the subject of messages that remove machines; and ``folder``, for files
+with reports (`piece_files`).
 
 Spark calls the methods of `BusStreamReader` in a separate process on the driver, except ``read``, which runs
 in the executors' Python workers.  Each call opens its own connection: that takes milliseconds, and no
@@ -45,7 +42,6 @@ from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -59,17 +55,13 @@ from muster.bus import api
 from muster.bus.client import client
 from muster.core import errors
 from muster.core.reports import columns
-from muster.pipeline.source import shard_keys
+from muster.pipeline.source import rows, shard_keys
 from muster.trust import credentials as credentials_
-
-SEQUENCE = "stream_sequence"
-FAULT = "fault"
-
-RAW_SCHEMA = "sequence bigint, subject string, data binary, headers map<string,string>, stored_at timestamp"
 
 PATIENCE_S = 20.0
 RETRY_S = 0.5
-ROWS_MAX = 10_000_000  # of one message: an Arrow header of a few bytes can claim to be followed by terabytes
+FETCHED = 200  # messages that are held at once: some 100 MB with thousands of reports each
+REPORTS, SHARDS = "reports", "shards"  # payloads
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +84,7 @@ class StreamAccess:
         while True:
             try:
                 return await connection.connect(
-                    self.servers,
+                    self.servers or None,
                     creds=self._newest_credentials(),
                     identity=None if self.credentials else "spark",
                     tls=ssl.create_default_context(cadata=self.ca) if self.ca else None,
@@ -109,7 +101,7 @@ class StreamAccess:
     def from_options(cls, options: MutableMapping[str, str]) -> StreamAccess:
         creds, ca = options.get("credentials"), options.get("ca")
         return cls(
-            _names(options, "servers"),
+            _names(options, "servers") if options.get("servers") else (),
             creds,
             credentials_.Credentials.load(Path(creds)) if creds else None,
             Path(ca).read_text() if ca else None,
@@ -131,22 +123,18 @@ class SequenceRange(InputPartition):
 class BusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: MutableMapping[str, str], schema: StructType) -> None:
         self._access = StreamAccess.from_options(options)
-        self._streams = _names(options, "streams")
-        self._payload = _choice(options, "payload", "raw", "arrow", "shards")
+        self._streams = _names(options, "streams", columns.REPORTS_STREAM)
+        payload = _choice(options, "payload", *rows.SCHEMAS, SHARDS)
+        self._decoder = None if payload == SHARDS else rows.RowDecoder(payload, schema)
         self._fail_on_loss = _choice(options, "onLoss", "fail", "skip") == "fail"
         self._wait_for_missing = _choice(options, "missing", "fail", "wait") == "wait"
-        self._max_messages = _positive(options, "maxMessages", 10_000)
+        self._max_messages = _positive(options, "maxMessages", 1000)
         self._keys = [int(key) for key in options.get("shards", "0").split(",")]
         self._removals = options.get("removals", "")
         self._folder = options.get("folder", "")
         self._splits = _positive(options, "splits", 2)
         self._after = _positions(options, "after", self._streams)
         self._first_end = _positions(options, "until", self._streams)
-        self._schema = to_arrow_schema(schema, timezone="UTC")
-        for name, kind in ((SEQUENCE, pa.int64()), (FAULT, pa.string())):
-            index = self._schema.get_field_index(name) if self._payload == "arrow" else -1
-            if index >= 0 and not (field := self._schema.field(index)).type.equals(kind):
-                raise errors.InvalidInput(f"the column {name} is {field.type}: expected {kind}")
         self._until: dict[str, int] | None = None  # fixed for a run with the trigger availableNow
         self._created_ns: dict[str, int] = {}  # by stream, when it was first seen
 
@@ -218,21 +206,19 @@ class BusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, SequenceRange)
+        if self._decoder is not None:
+            name, first, last = partition.stream, partition.first, partition.last
+            for part in _split(name, first, last, -(-(last - first + 1) // FETCHED), partition.created_ns):
+                yield from self._decoder.decode(asyncio.run(self._fetch(part)))
+            return
         messages = asyncio.run(self._fetch(partition))
-        if self._payload == "raw":
-            yield _raw_batch(messages, self._schema)
-        elif self._payload == "shards":
-            expected = partition.last - partition.first + 1
-            yield from shard_keys.with_shard_key(
-                messages,
-                self._keys,
-                lost=expected - len(messages),
-                removal_subject=self._removals,
-                folder=self._folder,
-            )
-        else:
-            for message in messages:
-                yield from decode(message, self._schema)
+        yield from shard_keys.with_shard_key(
+            messages,
+            self._keys,
+            lost=partition.last - partition.first + 1 - len(messages),
+            removal_subject=self._removals,
+            folder=self._folder,
+        )
 
     async def _fetch(self, part: SequenceRange) -> list[api.StoredMessage]:
         async with await self._access.connect() as bus:
@@ -291,47 +277,6 @@ async def _remaining(stream: api.Stream, part: SequenceRange) -> AsyncIterator[a
             yield message
 
 
-def decode(message: api.StoredMessage, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of one message in exactly ``schema``; or one row with the error."""
-    try:
-        with pa.ipc.open_stream(message.data) as reader:
-            batches = [
-                _fit(batch, schema, message.sequence)
-                for batch in columns.read_batches(reader, rows_max=ROWS_MAX)
-            ]
-    except Exception as error:  # noqa: BLE001  (whatever a message holds, it must not end the query)
-        batches = _fault_row(schema, message.sequence, f"{type(error).__name__}: {str(error)[:200]}")
-    yield from batches
-
-
-def _fit(batch: pa.RecordBatch, schema: pa.Schema, sequence: int) -> pa.RecordBatch:
-    """The columns of the schema, and the sequence."""
-    own = [name for name in (SEQUENCE, FAULT) if name in batch.schema.names]
-    numbered = batch.drop_columns(own).append_column(
-        SEQUENCE, pa.repeat(pa.scalar(sequence, pa.int64()), batch.num_rows)
-    )
-    return columns.conform_schema(numbered, schema)
-
-
-def _fault_row(schema: pa.Schema, sequence: int, fault: str) -> list[pa.RecordBatch]:
-    known = {SEQUENCE: sequence, FAULT: fault}
-    if any(not field.nullable and field.name not in known for field in schema):
-        return []  # no row can be without that column
-    arrays = [pa.array([known.get(field.name)], field.type) for field in schema]
-    return [pa.RecordBatch.from_arrays(arrays, schema=schema)]
-
-
-def _raw_batch(messages: Sequence[api.StoredMessage], schema: pa.Schema) -> pa.RecordBatch:
-    named = {
-        "sequence": [m.sequence for m in messages],
-        "subject": [m.subject for m in messages],
-        "data": [m.data for m in messages],
-        "headers": [list(m.headers.items()) for m in messages],
-        "stored_at": [m.stored_at_ns // 1000 for m in messages],
-    }
-    return pa.RecordBatch.from_pydict(named, schema=schema)
-
-
 def _batch_end(start: dict[str, int], available: dict[str, int], most: int | None) -> dict[str, int]:
     """An end for each stream, ``most`` messages in total; a short stream leaves its share to the others."""
     ends = {name: max(start.get(name, 0), last) for name, last in available.items()}
@@ -355,8 +300,8 @@ def _split(stream: str, first: int, last: int, parts: int, created_ns: int = 0) 
         yield SequenceRange(stream, low, high, created_ns)
 
 
-def _names(options: MutableMapping[str, str], key: str) -> tuple[str, ...]:
-    names = tuple(part.strip() for part in options.get(key, "").split(",") if part.strip())
+def _names(options: MutableMapping[str, str], key: str, default: str = "") -> tuple[str, ...]:
+    names = tuple(part.strip() for part in options.get(key, default).split(",") if part.strip())
     if not names:
         raise errors.InvalidInput(f"the option {key!r} is missing: names, separated by commas")
     return names

@@ -48,6 +48,11 @@ DROPPED = "channel "  # prefix of the counters of what channels dropped, by thei
 _REASON = re.compile(r"[a-z][a-z-]{0,31}")
 ROWS = 16_384  # that are joined: a few megabytes
 
+
+class CopiedMessage(errors.InvalidInput):
+    code = "copied"
+
+
 Row = tuple[int, int, int, bytes | None, str | None, bytes | None, str | None, str | None, str | None]
 
 
@@ -77,6 +82,8 @@ def with_shard_key(
         if protocol.is_tick(message.subject):
             continue
         try:
+            if message.is_copy:  # an identity that may read streams had the broker send it
+                raise CopiedMessage("a copy of a stored message")
             if message.subject == removal_subject:
                 request = msgspec.json.decode(message.data, type=removal.MachineRemoval)
                 request.validate()

@@ -1,11 +1,15 @@
-"""A Spark sink that stores rows in a stream of the bus: ``writeStream.format("muster")``.
+"""A Spark sink that publishes rows to topics: ``writeStream.format("muster")``.
 
-Rows have the columns ``subject``, ``data`` and ``message_id``.  Spark may write a batch twice (after a crash,
-or when a task is retried), and the writer does not know the batch.  So the id must be derived from the
-content, such as window and group: a duplicate inside the stream's duplicate window is then stored
-once.  Configure that window longer than the longest outage that has to be tolerated.
+Rows have the columns ``topic`` and ``data`` (text or bytes), and may have ``message_id`` (text).  Current
+subscribers receive them.  With the option ``stream``, the name of a stream that keeps these topics, the batch
+is done when the stream has stored them; that needs credentials of an operator.
 
-Options: ``servers``, ``credentials`` as for the source; ``stream``, which must exist.
+Spark may write a batch twice (after a crash, or when a task is retried), and the writer does not know the
+batch.  So ``message_id``, the header ``Nats-Msg-Id``, must be derived from the content, such as window and
+group: a stream stores a duplicate inside of its duplicate window once, and subscribers can recognise it.
+
+Options: ``servers``, ``credentials`` and ``ca`` as for the source.  The role ``reader`` may not publish;
+``user`` may.
 """
 
 from __future__ import annotations
@@ -18,10 +22,11 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from muster.core import errors
+from muster.bus import api
+from muster.core import errors, topics
 from muster.pipeline.source import reader
 
-COLUMNS = ("subject", "data", "message_id")
+MESSAGE_ID = "message_id"
 
 
 @dataclass
@@ -31,36 +36,47 @@ class WriteCommit(WriterCommitMessage):
 
 class BusStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: MutableMapping[str, str], schema: StructType) -> None:
-        missing = [name for name in COLUMNS if name not in schema.names]
+        missing = [name for name in ("topic", "data") if name not in schema.names]
         if missing:
             raise errors.InvalidInput(f"the rows lack the columns {', '.join(missing)}")
         self._access = reader.StreamAccess.from_options(options)
         self._stream = options.get("stream", "")
-        if not self._stream:
-            raise errors.InvalidInput("the option 'stream' is missing: the name of an existing stream")
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Runs on an executor, once for each partition."""
-        rows = [
-            row
-            for batch in iterator
-            for row in zip(
-                *(batch.column(batch.schema.get_field_index(c)).to_pylist() for c in COLUMNS), strict=True
-            )
-        ]
+        rows = [row for batch in iterator for row in batch.to_pylist()]
         if rows:
-            asyncio.run(self._store(rows))
+            asyncio.run(self._publish([_outgoing(row) for row in rows]))
         return WriteCommit(len(rows))
 
-    async def _store(self, rows: Sequence[tuple[str, bytes, str]]) -> None:
+    async def _publish(self, outgoing: Sequence[api.OutgoingMessage]) -> None:
         async with await self._access.connect() as bus:
-            stream = await bus.open_stream(self._stream)
-            async with asyncio.TaskGroup() as group:  # concurrent publications share the sync
-                for subject, data, message_id in rows:
-                    group.create_task(stream.publish(subject, bytes(data), message_id=message_id))
+            if self._stream:
+                stream = await bus.open_stream(self._stream)
+                async with asyncio.TaskGroup() as group:  # concurrent publications share the sync
+                    for message in outgoing:
+                        group.create_task(
+                            stream.publish(message.subject, message.data, message_id=message.message_id)
+                        )
+                return
+            for message in outgoing:
+                headers = {"Nats-Msg-Id": message.message_id} if message.message_id else None
+                await bus.publish(message.subject, message.data, headers=headers)
+            await bus.flush()
+            if bus.statistics().violations:
+                raise errors.Forbidden(f"{bus.identity} may not publish to all topics of the rows")
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing to do: the rows are already stored."""
+        """Nothing to do: the rows are already published."""
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing to undo: the batch is written again, and its ids prevent duplicates."""
+        """Nothing to undo: the batch is written again, with the same ids."""
+
+
+def _outgoing(row: dict[str, object]) -> api.OutgoingMessage:
+    data = row["data"]
+    return api.OutgoingMessage(
+        topics.Topic.parse(str(row["topic"])).subject,
+        data if isinstance(data, bytes) else str(data or "").encode(),
+        message_id=str(row[MESSAGE_ID]) if row.get(MESSAGE_ID) is not None else None,
+    )

@@ -9,6 +9,7 @@ are further tokens after its identity, so the same rule covers them. A role adds
   it, publishes to all for it, writes its log and the audit log;
 - ``streams`` and ``buckets``: it creates, writes, reads and prunes these, and no others;
 - ``reads``: it reads these streams;
+- ``gets``: it gets messages of these streams by their sequence, which is its only permission;
 - ``leases``: it holds leases of these parts, and so receives connection events;
 - ``receives`` a part: it receives the messages to that part;
 - ``topics``: it publishes and receives messages of users, and replies to requests on topics.
@@ -19,7 +20,9 @@ Why only services may use the JetStream interface: the broker sends the reply to
 requester names, without checking that the requester may publish there. A client that can store a message and
 then fetch it "to" a subject of another identity has forged a sender. For the same reason a service replies
 only in the reply space of the requester (`muster.core.subjects.may_reply`), and no role has the broker's
-``allow_responses``: it permits a publication to any reply subject that a message names.
+``allow_responses``: it permits a publication to any reply subject that a message names.  The role ``reader``
+may get messages of the streams of reports, and so have copies of them sent to any subject; it chooses no
+content, and services and the pipeline recognise copies.
 
 Pure. The identity is a token in the subjects; in the role templates of an account it is the placeholder of
 the broker, so that a change of this table reaches every credential by one update of the account.
@@ -94,6 +97,7 @@ class Role(enum.StrEnum):
     USER = "user"
     OPERATOR = "operator"
     VIEWER = "viewer"
+    READER = "reader"
     WEB = "web"
     LINK = "link"
     SYSTEM = "system"
@@ -115,6 +119,7 @@ class RolePermissions:
     serves: tuple[str, ...] = ()
     streams: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
+    gets: tuple[str, ...] = ()
     buckets: tuple[str, ...] = ()
     leases: tuple[str, ...] = ()
     receives: tuple[str, ...] = ()
@@ -205,6 +210,9 @@ DUTIES = {
         subscribe=("muster.>", "$JS.EVENT.>"),
     ),
     Role.VIEWER: RolePermissions("a person with read-only access", publish_prefix="read"),
+    Role.READER: RolePermissions(
+        "a program that reads the reports, such as a job of Spark", gets=STREAMS["monitor"]
+    ),
     Role.WEB: RolePermissions(
         "shows the domain to people, and stores the audit log of their actions there",
         serves=("web",),
@@ -261,6 +269,9 @@ def limits(
     if duty.asks_only:
         part, *request = duty.asks_only
         publish = [subjects.from_identity(part, identity, *request)]
+    if duty.gets:
+        publish = [request for stream in duty.gets for request in _getting(stream)]
+    if duty.asks_only or duty.gets:
         subscribe = [_replies("*", identity), f"{subjects.inbox(identity)}.>"]
     if bearer:
         # where the broker delivers the messages that it stored for it
@@ -333,11 +344,14 @@ def _storage(duty: RolePermissions) -> list[str]:
     return requests
 
 
+def _getting(stream: str) -> list[str]:
+    verbs = ("STREAM.INFO", "STREAM.MSG.GET", "DIRECT.GET")
+    return [f"$JS.API.{verb}.{stream}" for verb in verbs]
+
+
 def _reading(stream: str) -> list[str]:
     return [
-        f"$JS.API.STREAM.INFO.{stream}",
-        f"$JS.API.STREAM.MSG.GET.{stream}",
-        f"$JS.API.DIRECT.GET.{stream}",
+        *_getting(stream),
         f"$JS.API.DIRECT.GET.{stream}.>",
         f"$JS.API.CONSUMER.*.{stream}",
         f"$JS.API.CONSUMER.*.{stream}.>",

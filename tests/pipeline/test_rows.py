@@ -1,5 +1,7 @@
 """Stored messages as rows of Spark, for every payload and every form of a report."""
 
+from typing import Any
+
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType
@@ -25,7 +27,9 @@ def stored(data: bytes, sequence: int = 1, subject: str = traffic.SUBJECT) -> ap
     return api.StoredMessage(subject, data, {"h": "1"}, sequence, sequence * 1_000_000_000)
 
 
-def decoded(payload: str, *stored_: api.StoredMessage, schema: StructType | None = None) -> list[dict]:
+def decoded(
+    payload: str, *stored_: api.StoredMessage, schema: StructType | None = None
+) -> list[dict[str, Any]]:
     decoder = rows.RowDecoder(payload, schema or rows.spark_schema(rows.SCHEMAS[payload]))
     return [row for batch in decoder.decode(stored_) for row in batch.to_pylist()]
 

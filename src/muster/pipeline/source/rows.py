@@ -80,9 +80,9 @@ class RowDecoder:
         known = SCHEMAS[payload] | (_SELECTED if payload == "reports" else {})
         expected = to_arrow_schema(spark_schema(known), timezone="UTC")
         for field in self._schema:
-            wanted = expected.field(field.name).type if field.name in known else None
-            if field.type != wanted:
-                right = wanted or f"one of {', '.join(known)}"
+            right = expected.field(field.name).type if field.name in known else None
+            if field.type != right:
+                right = right or f"one of {', '.join(known)}"
                 raise errors.InvalidInput(
                     f"payload={payload}: the column {field.name} {field.type}: expected {right}"
                 )

@@ -64,7 +64,7 @@ in this order. Within a version, fields are only added, with a default; readers 
 
 _LINE = re.compile(r"^ {4}.*?(muster\.(?:<[^>]*>|\{[^}]*\}|\[[^\]]*\]|[^\s<>{}\[\]])+)\s*(.*)$")
 _OTHER = "other-identity"
-_EXCLUDED = (roles.Role.LINK, roles.Role.SYSTEM, roles.Role.JOINING)
+_EXCLUDED = (roles.Role.LINK, roles.Role.SYSTEM, roles.Role.JOINING, roles.Role.READER)
 
 
 class Subject(NamedTuple):

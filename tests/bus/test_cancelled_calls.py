@@ -36,12 +36,12 @@ class Checked:
 
     async def check(self) -> None:
         wire = self.bus._wire
-        assert wire._calls == {}
+        assert wire.requests._calls == {}
         assert len(wire.on_state_change) == self.listeners
         await self.bus.flush()
         assert wire._session is not None
         assert not wire._session._pongs
-        inboxes = {inbox.number for inbox in wire._inboxes}
+        inboxes = {inbox.number for inbox in wire.requests._inboxes}
         assert set(wire.numbers()) - inboxes == set(self.numbers)
         assert await self.bus._held_by_broker() == set(wire.numbers())
         assert (await self.bus.request("echo", b"x", timeout_s=20)).data == b"x"

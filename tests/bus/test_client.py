@@ -16,7 +16,7 @@ import pytest
 import muster
 from muster.bus import api, silence
 from muster.bus.brokers import broker, config, monitor, network
-from muster.bus.client import broker_errors, client, reconnection, requests
+from muster.bus.client import broker_errors, client, connection, reconnection, requests
 from muster.bus.locator import server as locator_server
 from muster.bus.streams import group_commit
 from muster.core import errors
@@ -127,10 +127,10 @@ class TestCredentials:
 async def test_single_reads_are_answered_by_the_leader(bus: client.NatsBus, monkeypatch):
     """Any replica answers a direct get, and the number of replicas can be raised while a handle is open."""
     requested: list[str] = []
-    exchange = requests.RequestConnection.exchange
+    exchange = requests.RequestInbox.exchange
 
     async def note(
-        self: requests.RequestConnection, subject: str, *arguments: Any, **options: Any
+        self: requests.RequestInbox, subject: str, *arguments: Any, **options: Any
     ) -> requests.InboxReply:
         requested.append(subject)
         return await exchange(self, subject, *arguments, **options)
@@ -138,7 +138,7 @@ async def test_single_reads_are_answered_by_the_leader(bus: client.NatsBus, monk
     bucket = await bus.key_value(api.KeyValueSettings("b"))
     revision = await bucket.put("k", b"v")
     stream = await bus.open_stream("KV_b")
-    monkeypatch.setattr(requests.RequestConnection, "exchange", note)
+    monkeypatch.setattr(requests.RequestInbox, "exchange", note)
     entry, last = await bucket.get("k"), await stream.last_for("$KV.b.k")
     assert entry is not None
     assert last is not None
@@ -362,13 +362,13 @@ class TestReconnecting:
                 full.setattr(wire, "send", lambda *_: True)
                 full.setattr(wire, "ease", asyncio.Event().wait)
                 asking = asyncio.create_task(
-                    wire.exchange("work", b"", timeout_s=20, repeat=api.Repetition(10))
+                    wire.requests.exchange("work", b"", timeout_s=20, repeat=api.Repetition(10))
                 )
-                await eventually(lambda: bool(wire._calls))
-            (question,) = wire._calls.values()
+                await eventually(lambda: bool(wire.requests._calls))
+            (question,) = wire.requests._calls.values()
             asking.cancel()
             await asyncio.wait([asking])
-            wire._late(cast(Any, question))
+            wire.requests._late(cast(Any, question))
             await bus.flush()
             assert received == []
 
@@ -564,9 +564,9 @@ async def test_a_cancelled_publish_does_not_delay_others(tmp_path, monkeypatch):
     ):
         stream = await bus.stream(api.StreamSettings("log", ("log",)))
         await stream.publish("log", b"first")
-        await eventually(lambda: not bus._wire._calls)
+        await eventually(lambda: not bus._wire.requests._calls)
         given_up = asyncio.create_task(stream.publish("log", b"given up"))
-        while not bus._wire._calls:  # noqa: ASYNC110 - until it is on its way, and no longer
+        while not bus._wire.requests._calls:  # noqa: ASYNC110 - until it is on its way, and no longer
             await asyncio.sleep(0)
         assert given_up.cancel()
         async with asyncio.timeout(60):
@@ -594,13 +594,13 @@ class TestSeveralAtOnce:
 
 def lose_acknowledgements(bus: client.NatsBus, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """The next ``count`` publishes are stored, and their acknowledgements are lost."""
-    expect, left = bus._wire.expect, [count]
+    expect, left = bus._wire.requests.expect, [count]
 
     def deaf(subjects: Any, take: Any, fail: Any, **kwargs: Any) -> Any:
         left[0] -= 1
         return expect(subjects, take if left[0] < 0 else lambda _: None, fail, **kwargs)
 
-    monkeypatch.setattr(bus._wire, "expect", deaf)
+    monkeypatch.setattr(bus._wire.requests, "expect", deaf)
     monkeypatch.setattr(group_commit, "PATIENCE_S", 0.2)
 
 
@@ -660,7 +660,7 @@ async def test_a_repetition_that_is_too_large_for_another_broker_expires(plain):
 @pytest.mark.parametrize("place", [0, 1])
 async def test_one_bad_address_among_good_ones_opens_no_connection(plain, place, monkeypatch):
     opened = []
-    monkeypatch.setattr(requests.RequestConnection, "open", lambda *_: opened.append(1))
+    monkeypatch.setattr(connection.NatsConnection, "open", lambda *_: opened.append(1))
     servers = [plain.url]
     servers.insert(place, "http://h:1")
     with pytest.raises(errors.InvalidInput):

@@ -185,6 +185,7 @@ class DeafBrokers:
     """Brokers that lose every request, as during an election."""
 
     def __init__(self) -> None:
+        self.requests = self
         self.waited_s: list[float] = []
 
     async def exchange(self, _: str, __: bytes, *, timeout_s: float) -> None:

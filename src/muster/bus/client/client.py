@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from muster.bus import api, message_format
 from muster.bus.client import (
+    connection,
     counters,
     credential_source,
     received,
@@ -55,7 +56,7 @@ class NatsBus(lifecycle.ClosingContext):
         self._audit_s = audit_s
         self._counts = counts
         self._login: Hashable = None
-        self._wire: requests.RequestConnection
+        self._wire: connection.NatsConnection
         self._state = api.ConnectionState.CLOSED
         self._listeners = state_listeners.StateListeners()
         self._subscriptions: dict[int, subscriptions.BoundedSubscription] = {}
@@ -86,9 +87,7 @@ class NatsBus(lifecycle.ClosingContext):
         for server in order:
             reconnection.parse_server(server)  # all of them, before a connection is open
         for server in order:
-            self._wire = requests.RequestConnection(
-                self._identity, self._changed, self._refused, self._counts
-            )
+            self._wire = connection.NatsConnection(self._identity, self._changed, self._refused, self._counts)
             try:
                 await self._wire.open(server, creds, options)
             except errors.Unavailable as error:
@@ -240,7 +239,9 @@ class NatsBus(lifecycle.ClosingContext):
     ) -> received.ReceivedMessage:
         message_format.check_subject(subject)
         raw_headers = message_format.raw_headers(headers)
-        answer = await self._wire.exchange(subject, data, raw_headers, timeout_s=timeout_s, repeat=repeat)
+        answer = await self._wire.requests.exchange(
+            subject, data, raw_headers, timeout_s=timeout_s, repeat=repeat
+        )
         return self._message(answer)
 
     def _message(self, answer: requests.InboxReply) -> received.ReceivedMessage:
@@ -279,7 +280,7 @@ class NatsBus(lifecycle.ClosingContext):
             if not done.done():
                 done.set_exception(error)
 
-        reply, end = self._wire.expect((subject,), take, fail)
+        reply, end = self._wire.requests.expect((subject,), take, fail)
         try:
             self._wire.send(subject, data, reply, raw_headers)
             async with asyncio.timeout(timeout_s):
@@ -400,7 +401,7 @@ class NatsBus(lifecycle.ClosingContext):
 
         if not self._may_list_subscriptions:
             return None
-        reply, end = self._wire.expect((AUDIT_SUBJECT,), take, fail)
+        reply, end = self._wire.requests.expect((AUDIT_SUBJECT,), take, fail)
         try:
             self._wire.send(AUDIT_SUBJECT, json.dumps(question).encode(), reply)
             async with asyncio.timeout(AUDIT_TIMEOUT_S):

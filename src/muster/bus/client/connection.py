@@ -20,9 +20,10 @@ from muster.bus.client import (
     credential_source,
     parser,
     reconnection,
+    requests,
     session,
 )
-from muster.core import errors
+from muster.core import errors, subjects
 from muster.core.telemetry import log
 from muster.supervision import tasks
 
@@ -36,7 +37,7 @@ class NatsConnection:
 
     def __init__(
         self,
-        inbox: str,
+        identity: str,
         on_change: Callable[[api.ConnectionState], None],
         on_refused: Callable[[str], None],
         counts: counters.ConnectionCounters,
@@ -48,7 +49,7 @@ class NatsConnection:
         self.info: dict[str, Any] = {}  # of the last broker
         self.on_little: list[Callable[[], None]] = []  # called when a small block has been read
         self.on_state_change: set[Callable[[], object]] = set()  # called after each reconnection and close
-        self._inbox = inbox
+        self._inbox = subjects.inbox(identity)
         self._on_change = on_change
         self._on_refused_subscription = on_refused
         self._counts = counts
@@ -65,6 +66,7 @@ class NatsConnection:
         self._plan = reconnection.ReconnectionPlan()
         self._refused_logins = 0
         self._tasks = tasks.TaskSupervisor("connection")
+        self.requests = requests.RequestInbox(self, identity)
 
     # Connecting.
 
@@ -147,13 +149,9 @@ class NatsConnection:
             for held in self._subscriptions.active().values():
                 held.is_refused |= held.subject == subject
             self._on_refused_subscription(subject)
-        if self._fail_requests(subject) and kind == "publish":
+        if self.requests.fail(subject) and kind == "publish":
             return
         events.warning("forbidden", what=kind, subject=subject)
-
-    def _fail_requests(self, subject: str) -> bool:
-        """Whether requests were waiting for the rejected publish or subscription, and have been failed."""
-        return False
 
     def _notify_listeners(self) -> None:
         for listener in list(self.on_state_change):

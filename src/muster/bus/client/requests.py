@@ -16,11 +16,14 @@ import contextlib
 import itertools
 import secrets
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from muster.bus import api
-from muster.bus.client import connection, counters, parser, request_timers
-from muster.core import errors
-from muster.core import subjects as subjects_
+from muster.bus.client import parser, request_timers
+from muster.core import errors, subjects
+
+if TYPE_CHECKING:
+    from muster.bus.client import connection
 
 _NO_RESPONDERS = b"NATS/1.0 503"
 
@@ -48,11 +51,11 @@ class _Call:
 
     def __init__(
         self,
-        subjects: Sequence[str],
+        requested: Sequence[str],
         take: Callable[[InboxReply], None],
         fail: Callable[[errors.MusterError], None],
     ) -> None:
-        self.subjects = subjects  # subjects of the request: a rejection of the broker names one of them
+        self.subjects = requested  # subjects of the request: a rejection of the broker names one of them
         self.take = take
         self.fail = fail
 
@@ -85,34 +88,32 @@ class _Question:
         self.fail(errors.TimedOut(f"no reply from {self.subjects[0]!r} within {self.timeout_s:g} s"))
 
 
-class RequestConnection(connection.NatsConnection):
-    """A connection that sends requests."""
+class RequestInbox:
+    """The requests of one connection, and what arrives in reply."""
 
-    def __init__(
-        self,
-        identity: str,
-        on_change: Callable[[api.ConnectionState], None],
-        on_refused: Callable[[str], None],
-        counts: counters.ConnectionCounters,
-    ) -> None:
-        super().__init__(subjects_.inbox(identity), on_change, on_refused, counts)
+    def __init__(self, over: connection.NatsConnection, identity: str) -> None:
+        self._wire = over
         self._requester = f"{identity}.{secrets.token_hex(16)}"  # and the session
         self._inboxes: list[parser.WireSubscription] = []  # for all replies
         self._tokens = itertools.count(1)
         self._calls: dict[bytes, _Call | _Question] = {}
         self._timers = request_timers.RequestTimers(self._late)
-        self.on_state_change.add(self._state_changed)
+        over.on_state_change.add(self._state_changed)
 
     def _state_changed(self) -> None:
         for call in list(self._calls.values()):
-            if self.is_closed:
+            if self._wire.is_closed:
                 call.fail(
-                    errors.TimedOut(f"{self.why_closed()}; a request without a reply may have been executed")
+                    errors.TimedOut(
+                        f"{self._wire.why_closed()}; a request without a reply may have been executed"
+                    )
                 )
             elif isinstance(call, _Question):
                 self._repeat(call)
 
-    def _fail_requests(self, subject: str) -> bool:
+    def fail(self, subject: str) -> bool:
+        """The broker rejected a publish or a subscription to ``subject``: whether requests waited for it,
+        which fail now."""
         is_inbox = any(inbox.subject == subject for inbox in self._inboxes)
         calls = [call for call in self._calls.values() if is_inbox or subject in call.subjects]
         for call in calls:
@@ -130,7 +131,7 @@ class RequestConnection(connection.NatsConnection):
 
     def expect(
         self,
-        subjects: Sequence[str],
+        requested: Sequence[str],
         take: Callable[[InboxReply], None],
         fail: Callable[[errors.MusterError], None],
         *,
@@ -139,26 +140,26 @@ class RequestConnection(connection.NatsConnection):
         """A new reply subject whose messages go to ``take``, and the function that removes it.
 
         ``stored``: the broker replies, when a stream has stored the message.  ``fail`` is called if the
-        broker forbids one of ``subjects``, and when the connection is closed.
+        broker forbids one of the ``requested`` subjects, and when the connection is closed.
         """
-        reply = self._reply_subject("" if stored else subjects_.responder(subjects[0]))
+        reply = self._reply_subject("" if stored else subjects.responder(requested[0]))
         key = reply.encode()
         calls = self._calls
-        calls[key] = _Call(subjects, take, fail)
+        calls[key] = _Call(requested, take, fail)
         return reply, lambda: calls.pop(key, None)
 
     def _reply_subject(self, responder: str) -> str:
         if not self._inboxes:  # the broker has them before the first request
-            for prefix in (subjects_.INBOX_PREFIX, f"{subjects_.REPLY_PREFIX}.*"):
+            for prefix in (subjects.INBOX_PREFIX, f"{subjects.REPLY_PREFIX}.*"):
                 subject = f"{prefix}.{self._requester}.*"
-                self._inboxes.append(self.subscribe_soon(subject, "", self._answered))
+                self._inboxes.append(self._wire.subscribe_soon(subject, "", self._answered))
         if any(inbox.is_refused for inbox in self._inboxes):
             raise _forbidden_inbox()
         # Every role with topics may publish replies to requests on topics: they must not be guessed from
         # others.
-        guarded = responder == subjects_.APP
+        guarded = responder == subjects.APP
         token = secrets.token_hex(16) if guarded else f"{next(self._tokens):x}"
-        return subjects_.reply_subject(responder, self._requester, token)
+        return subjects.reply_subject(responder, self._requester, token)
 
     async def exchange(
         self,
@@ -177,10 +178,10 @@ class RequestConnection(connection.NatsConnection):
         """
         loop = asyncio.get_running_loop()
         question = _Question(subject, timeout_s, loop)
-        if not self.is_connected:
-            await self.connected(timeout_s)
+        if not self._wire.is_connected:
+            await self._wire.connected(timeout_s)
             question.interval_s = question.deadline_s - loop.time()
-        reply = self._reply_subject("" if stored else subjects_.responder(subject))
+        reply = self._reply_subject("" if stored else subjects.responder(subject))
         key = reply.encode()
         self._calls[key] = question
         if repeat is not None:
@@ -191,10 +192,10 @@ class RequestConnection(connection.NatsConnection):
             question.interval_s = min(question.interval_s, repeat.after_s)
         self._timers.start(question, question.interval_s)
         try:
-            if self.send(subject, data, reply, raw_headers):
+            if self._wire.send(subject, data, reply, raw_headers):
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout_at(question.deadline_s):
-                        await self.ease()
+                        await self._wire.ease()
             answer = await question.future
         finally:
             question.future.cancel()  # its timer may just have expired
@@ -217,10 +218,10 @@ class RequestConnection(connection.NatsConnection):
         self._timers.start(question, question.interval_s)
 
     def _repeat(self, question: _Question) -> None:
-        if question.repetition is not None and self.is_connected and not question.future.done():
+        if question.repetition is not None and self._wire.is_connected and not question.future.done():
             question.attempts += 1
             with contextlib.suppress(errors.LimitExceeded):  # of another broker: no repetition arrives
-                self.send(*question.repetition)
+                self._wire.send(*question.repetition)
 
 
 def _forbidden_inbox() -> errors.Forbidden:

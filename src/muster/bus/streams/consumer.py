@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from muster.bus import api, consumer_api, message_format
-from muster.bus.client import requests
+from muster.bus.client import connection
 from muster.bus.streams import jetstream
 from muster.core import errors, subjects
 
@@ -58,7 +58,7 @@ class NatsDelivery:
         reply: bytes,
         data: bytes,
         raw_headers: bytes | None,
-        over: requests.RequestConnection,
+        over: connection.NatsConnection,
     ) -> None:
         metadata = jetstream.DeliveryMetadata(reply)
         headers = jetstream.public_headers(message_format.decode_headers(raw_headers))
@@ -71,7 +71,7 @@ class NatsDelivery:
 
     async def ack(self, *, confirmed: bool = False) -> None:
         if confirmed:
-            await self._wire.exchange(self._reply, b"+ACK", timeout_s=api.DEFAULT_TIMEOUT_S)
+            await self._wire.requests.exchange(self._reply, b"+ACK", timeout_s=api.DEFAULT_TIMEOUT_S)
         else:
             self._wire.send(self._reply, b"+ACK")
 

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from muster.bus import api, message_format
-from muster.bus.client import requests
+from muster.bus.client import connection, requests
 from muster.bus.streams import commit_groups, jetstream
 from muster.core import errors
 from muster.supervision import tasks
@@ -143,7 +143,7 @@ class _Flight:
 class PublishCommitter:
     """The publishes of one connection to one stream."""
 
-    def __init__(self, stream: str, over: requests.RequestConnection, on_full: Callable[[], None]) -> None:
+    def __init__(self, stream: str, over: connection.NatsConnection, on_full: Callable[[], None]) -> None:
         self._stream = stream
         self._wire = over
         self._on_full = on_full
@@ -285,7 +285,7 @@ class PublishCommitter:
         # It may have been met only before the message was stored.
         lines = b"".join(line for line in lines.splitlines(True) if not line.startswith(b"Nats-Expected-"))
         expected = message_format.header_lines({"Nats-Expected-Last-Msg-Id": secrets.token_hex(16)})
-        answer = await self._wire.exchange(
+        answer = await self._wire.requests.exchange(
             subject, data, b"%b%b%b\r\n" % (_PREFIX, lines, expected), timeout_s=jetstream.TRY_S, stored=True
         )
         outcome = self._outcome(answer)
@@ -365,7 +365,7 @@ class PublishCommitter:
             settled(place, error if isinstance(error, errors.Refused) else _UNKNOWN)
 
         for place, (send, parts, items) in enumerate(posts):
-            reply, end = self._wire.expect(
+            reply, end = self._wire.requests.expect(
                 [part[0] for part in parts],
                 functools.partial(answered, place),
                 functools.partial(failed, place),

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from muster.bus import api, message_format
-from muster.bus.client import requests
+from muster.bus.client import connection, requests
 from muster.bus.streams import key_value
 from muster.core import errors
 
@@ -76,7 +76,7 @@ def error_of(report: dict[str, Any], about: str) -> errors.MusterError:
 class JetStreamApi:
     """Requests to the storage of the domain."""
 
-    def __init__(self, over: requests.RequestConnection) -> None:
+    def __init__(self, over: connection.NatsConnection) -> None:
         self.wire = over
 
     async def call(
@@ -103,7 +103,7 @@ class JetStreamApi:
         while True:
             left_s = deadline - loop.time()
             try:
-                answer = await self.wire.exchange(
+                answer = await self.wire.requests.exchange(
                     f"{PREFIX}.{name}", body, timeout_s=max(0.01, min(wait_s, left_s))
                 )
                 report: dict[str, Any] = json.loads(answer.data)

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from muster.bus import api, consumer_api, message_format, subject_patterns
-from muster.bus.client import counters, requests
+from muster.bus.client import connection, counters, requests
 from muster.bus.streams import consumer as streams_consumer
 from muster.bus.streams import group_commit, jetstream, key_value, ordered_consumer, publisher
 from muster.core import errors, subjects
@@ -25,7 +25,7 @@ READ_BATCH_BYTES = 4 << 20
 class StreamFactory:
     """The streams of one connection: shared by all of its handles."""
 
-    def __init__(self, over: requests.RequestConnection, counts: counters.ConnectionCounters) -> None:
+    def __init__(self, over: connection.NatsConnection, counts: counters.ConnectionCounters) -> None:
         self.wire = over
         self.api = jetstream.JetStreamApi(over)
         self._counts = counts
@@ -375,7 +375,7 @@ class NatsStream(publisher.StreamPublisher):
                 done.set_exception(error)
 
         subject = f"{jetstream.PREFIX}.DIRECT.GET.{self._name}"
-        reply, end = self._wire.expect((subject,), take, fail)
+        reply, end = self._wire.requests.expect((subject,), take, fail)
         try:
             self._wire.send(subject, question, reply)
             async with asyncio.timeout(jetstream.TRY_S):

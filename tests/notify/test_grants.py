@@ -87,6 +87,25 @@ async def test_a_grant_that_is_long_over_is_forgotten(notifier, receivers, conne
     assert served.known.effective_attributes("boss", "p", now=time.time()).everywhere["_rank"].value == 2
 
 
+async def test_revocations_of_grants_that_are_over_leave_the_list(notifier, receivers, connect, root):
+    served = await notifier(root=root.key.public, domain="here", serving=False)
+    boss, bus = await receivers("boss"), await connect("administration")
+    now, revoked = time.time(), []
+    for rank, lifetime_s in enumerate((60.0, 3e6)):
+        chain = root.grant("boss", {"_rank": rank}, tier=1, now=now, lifetime_s=lifetime_s)
+        await boss.present(chain)
+        revoked.append(documents.serial_of(chain[0]))
+
+    async def revoke(serials: Sequence[str], at_s: float) -> frozenset[str]:
+        await boss.revoke((await queries.next_revocations(bus, root, serials, now=at_s))[1])
+        return served.known.revocations.lists[root.key.public].serials
+
+    assert await revoke(revoked[:1], now) == {*revoked[:1]}
+    assert await revoke(revoked[1:], now) == {*revoked}
+    assert await revoke(["unseen"], now + 3600) == {revoked[1], "unseen"}
+    assert await revoke([], now + 1e9) == {"unseen"}
+
+
 def _take(knows: authorities.AuthorityView, chain: Sequence[str]) -> None:
     knows.apply_entry(f"grant.{documents.serial_of(chain[0])}", msgspec.json.encode(chain))
 

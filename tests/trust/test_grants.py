@@ -367,6 +367,20 @@ def test_a_large_list_is_read_and_a_huge_one_refused():
         ROOT.revoke([f"{number:064}" for number in range(20_000)], number=2, now=NOW)
 
 
+def test_a_list_ends_because_what_is_over_needs_no_revocation():
+    serials, sealed, day = set(), "", 0
+    for day in range(400):  # a grant for a day is revoked each hour
+        ends = documents.open_sealed(sealed, documents.RevocationList)[0].ends if sealed else {}
+        new = {f"{day:02}-{hour:02}": NOW + (day + 1) * DAY_S for hour in range(24)}
+        serials |= new.keys()
+        sealed = ROOT.revoke(serials, number=day + 1, now=NOW + day * DAY_S, ends={**ends, **new})
+        serials = set(documents.open_sealed(sealed, documents.RevocationList)[0].serials)
+    # those that end now are kept until they have ended for clocks that are behind
+    assert serials == {f"{last:02}-{hour:02}" for last in (day - 1, day) for hour in range(24)}
+    without = ROOT.revoke(["unseen"], number=day + 2, now=NOW + day * DAY_S)
+    assert documents.open_sealed(without, documents.RevocationList)[0].serials == {"unseen"}
+
+
 # -- hostile input
 
 

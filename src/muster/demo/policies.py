@@ -138,8 +138,7 @@ class _Story:
     async def revoked(self) -> tour.Scene:
         root = await asyncio.to_thread(self._running.trust.root_authority)
         serials = [grant.serial for grant in await queries.list_grants(self._admin) if grant.holder == "ann"]
-        number, before = await queries.revocation_list(self._admin, root.key.public)
-        sealed = root.revoke({*before, *serials}, number=number + 1, now=time.time())
+        _, sealed = await queries.next_revocations(self._admin, root, serials, now=time.time())
         await self._administration.revoke(sealed)
         reached = await self._send()
         tour.expect(not reached, f"{reached} accepted a command after the revocation")

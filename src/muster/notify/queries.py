@@ -5,6 +5,7 @@ Each notifier answers for the receivers that it holds, so most queries go to all
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,6 +15,7 @@ from muster.bus.rpc import client as rpc
 from muster.bus.rpc import error_replies
 from muster.core import errors, messages, subjects
 from muster.notify import protocol, rows
+from muster.trust import grants
 
 PART = protocol.PART
 ANSWER_S = 5.0  # maximum wait for replies
@@ -174,10 +176,16 @@ async def list_models(bus: api.Bus) -> list[rows.ModelRow]:
     return sorted(await _pages(bus, "models", rows.ModelRow), key=lambda model: model.of, reverse=True)
 
 
-async def revocation_list(bus: api.Bus, issuer: str) -> tuple[int, frozenset[str]]:
-    """Return the number and the content of an authority's list of revocations."""
+async def next_revocations(
+    bus: api.Bus, authority: grants.Authority, serials: Iterable[str], *, now: float
+) -> tuple[int, str]:
+    """Return the authority's next list of revocations and its number: the present list with ``serials``,
+    without those of grants that are over."""
+    issuer = authority.key.public
     facts = (await _query_any(bus, "revoked", protocol.NotifyQuery(expression=issuer))).facts
-    return facts["number"], frozenset(facts["serials"])
+    ends = {grant.serial: grant.expires_at for grant in await list_grants(bus)} | facts.get("ends", {})
+    revoked, number = {*facts["serials"], *serials}, facts["number"] + 1
+    return number, authority.revoke(revoked, number=number, now=now, ends=ends)
 
 
 async def list_grants(bus: api.Bus) -> list[rows.GrantRow]:

@@ -131,6 +131,7 @@ class RevocationList(_Document, frozen=True, kw_only=True):
     number: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
     issued_at: Second
     serials: frozenset[Annotated[str, msgspec.Meta(max_length=64)]]
+    ends: dict[str, Second] = {}  # when those of them that are known to end are over
 
 
 def is_allowed(rule: Rule, value: Value) -> bool:

@@ -237,10 +237,22 @@ class Authority:
         self._check(lambda root: _climb(chain, root, now, Revocations(), 0))
         return chain
 
-    def revoke(self, serials: Collection[str], *, number: int, now: float) -> str:
-        """The list of all this authority has revoked; ``number`` must be higher than that of the last one."""
+    def revoke(
+        self, serials: Collection[str], *, number: int, now: float, ends: Mapping[str, float] | None = None
+    ) -> str:
+        """The list of all this authority has revoked; ``number`` must be higher than that of the last one.
+
+        A serial whose end is known (``ends``) and past is left out: its document is refused anyway, and lists
+        have a maximum size.
+        """
+        after = now - 2 * SKEW_S  # also for readers whose clock is behind
+        kept = {serial for serial in serials if (ends or {}).get(serial, now) > after}
         document = documents.RevocationList(
-            issuer=self.key.public, number=number, issued_at=int(now), serials=frozenset(serials)
+            issuer=self.key.public,
+            number=number,
+            issued_at=int(now),
+            serials=frozenset(kept),
+            ends={serial: int(end) for serial, end in (ends or {}).items() if serial in kept},
         )
         return documents.seal(self.key, document)
 

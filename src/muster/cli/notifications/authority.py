@@ -183,15 +183,16 @@ def revoke(
                     f"there is no grant with the serial number {', '.join(missing)}",
                     hint="see `muster authority list`; use --unseen for an authority without grants",
                 )
+            tried = 0
             while True:
-                number, before = await queries.revocation_list(bus, signer.key.public)
+                number, sealed = await queries.next_revocations(bus, signer, serials, now=time.time())
                 try:
-                    await mine.revoke(signer.revoke({*before, *serials}, number=number + 1, now=time.time()))
+                    await mine.revoke(sealed)
                     break
                 except errors.Refused:
-                    # A concurrent revocation has to be kept.
-                    if (await queries.revocation_list(bus, signer.key.public))[0] == number:
+                    if number == tried:  # else there was a concurrent revocation, which has to be kept
                         raise
+                    tried = number
             return {issued.serial: issued.status for issued in await queries.list_grants(bus)}
 
     known = command.run(work())

@@ -6,7 +6,7 @@ import heapq
 import itertools
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -85,7 +85,9 @@ def _grants(notifier: notifier_notifier.Notifier, query: protocol.NotifyQuery) -
 
 def _revoked(notifier: notifier_notifier.Notifier, query: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
     held = notifier.known.revocations.lists.get(query.expression)
-    facts = {"number": held.number if held else 0, "serials": sorted(held.serials) if held else []}
+    facts: dict[str, Any] = {"number": 0, "serials": [], "ends": {}}
+    if held is not None:
+        facts = {"number": held.number, "serials": sorted(held.serials), "ends": held.ends}
     return protocol.NotifyQueryResult(notifier=notifier.name, facts=facts)
 
 

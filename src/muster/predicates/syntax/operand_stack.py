@@ -36,9 +36,8 @@ class StackOperator(NamedTuple):
 
 
 class OperandStack:
-    def __init__(self, text: str, *, strict: bool, bounds: limits.PredicateLimits) -> None:
-        self.text = text
-        self.strict = strict
+    def __init__(self, text: str, *, bounds: limits.PredicateLimits) -> None:
+        self._text = text
         self.bounds = bounds
         self.scope = ""  # of bare names, here
         self.operands: list[StackOperand] = []
@@ -47,13 +46,16 @@ class OperandStack:
         self._clauses = 0
 
     def fail(self, message: str, position: int, hint: str | None = None) -> NoReturn:
-        raise errors.ParseError(message, text=self.text, position=position, hint=hint)
+        raise errors.ParseError(message, text=self._text, position=position, hint=hint)
 
     def push(self, node: ast.Node, height: int = 1) -> None:
         start, end = node.span
         if height > self.bounds.depth:
             self._refuse_depth(start)
         self.operands.append(StackOperand(node, start, end, height))
+
+    def push_operator(self, symbol: str, precedence: int, start: int) -> None:
+        self.operators.append(StackOperator(symbol, precedence, start))
 
     def open_group(self, symbol: str, start: int, scope: str, *, named: bool = False) -> None:
         self.operators.append(StackOperator(symbol, 0, start, self.scope, named))

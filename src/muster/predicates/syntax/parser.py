@@ -73,7 +73,7 @@ def parse(
     return _Parser(text, tokens, strict=strict, home=home, scopes=tuple(scopes), bounds=bounds).run()
 
 
-class _Parser(operand_stack.OperandStack):
+class _Parser:
     def __init__(
         self,
         text: str,
@@ -84,7 +84,9 @@ class _Parser(operand_stack.OperandStack):
         scopes: tuple[str, ...],
         bounds: limits.PredicateLimits,
     ) -> None:
-        super().__init__(text, strict=strict, bounds=bounds)
+        self._stack = operand_stack.OperandStack(text, bounds=bounds)
+        self._text = text
+        self._strict = strict
         self._tokens = tokens
         self._next = 0
         self._home = home
@@ -96,7 +98,7 @@ class _Parser(operand_stack.OperandStack):
                 pass
             while not self._operator():
                 if self._tokens[self._next].kind == "end":
-                    return self.finish()
+                    return self._stack.finish()
 
     # Reading
 
@@ -110,12 +112,12 @@ class _Parser(operand_stack.OperandStack):
         return token.kind == kind and token.value == value
 
     def _shown(self, token: lexer.Token) -> str:
-        return repr(self.text[token.start : token.end][:40]) if token.kind != "end" else "the end"
+        return repr(self._text[token.start : token.end][:40]) if token.kind != "end" else "the end"
 
     def _expect_string(self, after: str) -> lexer.Token:
         token = self._take()
         if token.kind != "string":
-            self.fail(
+            self._stack.fail(
                 f"{after} needs a string, not {self._shown(token)}", token.start, f"write {after} 'text'"
             )
         return token
@@ -131,24 +133,24 @@ class _Parser(operand_stack.OperandStack):
             case "number", value:
                 self._number(cast("int | float", value), token, token.start)
             case "string", value:
-                self.push(ast.Literal(value, (token.start, token.end)))
+                self._stack.push(ast.Literal(value, (token.start, token.end)))
             case "reserved", "TRUE" | "FALSE":
-                self.push(ast.Literal(token.value == "TRUE", (token.start, token.end)))
+                self._stack.push(ast.Literal(token.value == "TRUE", (token.start, token.end)))
             case "reserved", "NOT":
-                if self.operators and self.operators[-1].precedence >= operand_stack.COMPARISON:
-                    self.fail(
+                if self._stack.operators and self._stack.operators[-1].precedence >= operand_stack.COMPARISON:
+                    self._stack.fail(
                         "NOT negates a condition, but a value is expected here",
                         token.start,
                         "put NOT in front of the complete comparison",
                     )
-                self.operators.append(operand_stack.StackOperator("NOT", operand_stack.NOT, token.start))
+                self._stack.push_operator("NOT", operand_stack.NOT, token.start)
                 return False
             case "reserved", "NULL":
-                self.fail(
+                self._stack.fail(
                     "NULL is not a value to compare with", token.start, "write x IS NULL or x IS NOT NULL"
                 )
             case "symbol", "(" | "{":
-                self.open_group(cast(str, token.value), token.start, self.scope)
+                self._stack.open_group(cast(str, token.value), token.start, self._stack.scope)
                 return False
             case "symbol", "+" | "-":
                 number = self._tokens[self._next]
@@ -157,12 +159,10 @@ class _Parser(operand_stack.OperandStack):
                     value = cast("int | float", number.value)
                     self._number(-value if token.value == "-" else value, number, token.start)
                 else:
-                    self.operators.append(
-                        operand_stack.StackOperator(cast(str, token.value), operand_stack.SIGN, token.start)
-                    )
+                    self._stack.push_operator(cast(str, token.value), operand_stack.SIGN, token.start)
                     return False
             case _:
-                self.fail(
+                self._stack.fail(
                     f"expected a name, a value or a condition, not {self._shown(token)}",
                     token.start,
                     "for example: threat_level >= 4",
@@ -171,8 +171,8 @@ class _Parser(operand_stack.OperandStack):
 
     def _number(self, value: int | float, token: lexer.Token, start: int) -> None:
         if value.__class__ is int and value > types.INT_MAX:
-            raise lexer.too_large(self.text, token)
-        self.push(ast.Literal(value, (start, token.end)))
+            raise lexer.too_large(self._text, token)
+        self._stack.push(ast.Literal(value, (start, token.end)))
 
     def _word(self, token: lexer.Token) -> bool:
         word = cast(str, token.value)
@@ -184,38 +184,38 @@ class _Parser(operand_stack.OperandStack):
             self._check_scope(word, token)
             opening = self._take()
             if opening.value not in operand_stack.CLOSING or opening.kind != "symbol":
-                self.fail(
+                self._stack.fail(
                     f"expected a group after '{word}:', not {self._shown(opening)}",
                     opening.start if opening.kind != "end" else colon.start,
                     f"write {word}: ( … )",
                 )
-            self.open_group(opening.value, token.start, word, named=True)
+            self._stack.open_group(opening.value, token.start, word, named=True)
             return False
         elif following.value == ".":
             dot, name = self._take(), self._take()
             if name.kind not in ("word", "reserved") or token.end != dot.start or dot.end != name.start:
-                self.fail(
+                self._stack.fail(
                     f"expected an attribute name directly after '{word}.'", dot.end, f"write {word}.name"
                 )
             self._check_scope(word, token)
-            self._push_name(self.text[name.start : name.end], word, (token.start, name.end))
+            self._push_name(self._text[name.start : name.end], word, (token.start, name.end))
             return True
-        if self.strict and word.startswith("JMS") and word not in _HEADERS and word[3:4] not in ("X", "_"):
-            self.fail(
+        if self._strict and word.startswith("JMS") and word not in _HEADERS and word[3:4] not in ("X", "_"):
+            self._stack.fail(
                 f"{word[:40]} is not allowed in a selector",
                 token.start,
                 f"the header fields are {', '.join(sorted(_HEADERS))}; other names may not begin with JMS",
             )
-        self._push_name(word, self.scope, (token.start, token.end))
+        self._push_name(word, self._stack.scope, (token.start, token.end))
         return True
 
     def _push_name(self, name: str, scope: str, span: ast.Span) -> None:
-        self.push(ast.Name(name, "" if scope == self._home else scope, span))
+        self._stack.push(ast.Name(name, "" if scope == self._home else scope, span))
 
     def _check_scope(self, scope: str, token: lexer.Token) -> None:
         if scope not in self._scopes:
             near = difflib.get_close_matches(scope, self._scopes, 1)
-            self.fail(
+            self._stack.fail(
                 f"there is no scope {scope[:40]!r}",
                 token.start,
                 f"did you mean {near[0]}?" if near else f"the scopes are {', '.join(self._scopes)}",
@@ -233,19 +233,19 @@ class _Parser(operand_stack.OperandStack):
             return self._symbol(token)
         match token.kind, token.value:
             case "reserved", "AND":
-                self.reduce(operand_stack.COMPARISON + 1)
-                if self.operators and self.operators[-1].symbol in ("BETWEEN", "NOT BETWEEN"):
+                self._stack.reduce(operand_stack.COMPARISON + 1)
+                if self._stack.operators and self._stack.operators[-1].symbol in ("BETWEEN", "NOT BETWEEN"):
                     # This AND belongs to BETWEEN.
-                    opened = self.operators.pop()
-                    self.operators.append(opened._replace(symbol=f"{opened.symbol} AND"))
+                    opened = self._stack.operators.pop()
+                    self._stack.operators.append(opened._replace(symbol=f"{opened.symbol} AND"))
                     return True
                 # AND and OR join any number of operands: wait for the last one.
-                self.reduce(operand_stack.AND + 1)
-                self.operators.append(operand_stack.StackOperator("AND", operand_stack.AND, token.start))
+                self._stack.reduce(operand_stack.AND + 1)
+                self._stack.push_operator("AND", operand_stack.AND, token.start)
                 return True
             case "reserved", "OR":
-                self.reduce(operand_stack.OR + 1)
-                self.operators.append(operand_stack.StackOperator("OR", operand_stack.OR, token.start))
+                self._stack.reduce(operand_stack.OR + 1)
+                self._stack.push_operator("OR", operand_stack.OR, token.start)
                 return True
             case _:
                 return self._predicate(token)
@@ -257,19 +257,19 @@ class _Parser(operand_stack.OperandStack):
             precedence = operand_stack.COMPARISON
         elif symbol in _INFIX:
             precedence = _INFIX[symbol]
-            self.reduce(precedence)
+            self._stack.reduce(precedence)
         elif symbol in (")", "}"):
-            self.close_group(symbol, token.start, token.end)
+            self._stack.close_group(symbol, token.start, token.end)
             return False
         else:
             return self._predicate(token)
-        self.operators.append(operand_stack.StackOperator(symbol, precedence, token.start))
+        self._stack.push_operator(symbol, precedence, token.start)
         return True
 
     def _begin_comparison(self, token: lexer.Token) -> None:
-        self.reduce(operand_stack.COMPARISON + 1)
-        if self.operators and self.operators[-1].precedence == operand_stack.COMPARISON:
-            self.fail("comparisons do not chain", token.start, "join two comparisons with AND")
+        self._stack.reduce(operand_stack.COMPARISON + 1)
+        if self._stack.operators and self._stack.operators[-1].precedence == operand_stack.COMPARISON:
+            self._stack.fail("comparisons do not chain", token.start, "join two comparisons with AND")
 
     def _predicate(self, token: lexer.Token) -> bool:
         """BETWEEN, IN, LIKE, IS NULL, CONTAINS; each with NOT inside as in English."""
@@ -277,10 +277,10 @@ class _Parser(operand_stack.OperandStack):
         if negated:
             token = self._take()
         word = token.value if token.kind == "reserved" else ""
-        if token.kind == "word" and not self.strict and cast(str, token.value).upper() == "CONTAINS":
+        if token.kind == "word" and not self._strict and cast(str, token.value).upper() == "CONTAINS":
             word = "CONTAINS"
         if word not in ("BETWEEN", "IN", "LIKE", "CONTAINS") and (negated or word != "IS"):
-            self.fail(
+            self._stack.fail(
                 "expected BETWEEN, IN, LIKE or CONTAINS after NOT"
                 if negated
                 else f"expected an operator, not {self._shown(token)}",
@@ -289,23 +289,21 @@ class _Parser(operand_stack.OperandStack):
             )
         self._begin_comparison(token)
         if word == "BETWEEN":
-            self.operators.append(
-                operand_stack.StackOperator(
-                    "NOT BETWEEN" if negated else "BETWEEN", operand_stack.COMPARISON, token.start
-                )
+            self._stack.push_operator(
+                "NOT BETWEEN" if negated else "BETWEEN", operand_stack.COMPARISON, token.start
             )
             return True
-        left = self.operands.pop()
+        left = self._stack.operands.pop()
         name = left.node
         if not isinstance(name, ast.Name):
-            self.fail(f"{word} applies to an attribute: a name is expected before it", left.start)
+            self._stack.fail(f"{word} applies to an attribute: a name is expected before it", left.start)
         clause: ast.Clause
         if word == "IS":
             negated = self._is("reserved", "NOT")
             self._next += negated
             null = self._take()
             if null.kind != "reserved" or null.value != "NULL":
-                self.fail(
+                self._stack.fail(
                     f"IS is followed by NULL or NOT NULL, not {self._shown(null)}",
                     null.start,
                     "write IS NULL, IS NOT NULL, or =",
@@ -319,19 +317,21 @@ class _Parser(operand_stack.OperandStack):
         else:
             string = self._expect_string("CONTAINS")
             clause = ast.Contains(name, cast(str, string.value), (left.start, string.end))
-        self.count_clauses(1, left.start)
-        self.push(ast.Not(clause, clause.span) if negated else clause, left.height + 1 + negated)
+        self._stack.count_clauses(1, left.start)
+        self._stack.push(ast.Not(clause, clause.span) if negated else clause, left.height + 1 + negated)
         return False
 
     def _list(self) -> tuple[str, ...]:
         opening = self._take()
         if opening.kind != "symbol" or opening.value != "(":
-            self.fail(f"IN needs a list, not {self._shown(opening)}", opening.start, "write IN ('a', 'b')")
+            self._stack.fail(
+                f"IN needs a list, not {self._shown(opening)}", opening.start, "write IN ('a', 'b')"
+            )
         words: list[str] = []
         while True:
             token = self._take()
             if token.kind != "string":
-                self.fail(
+                self._stack.fail(
                     f"IN lists strings, and this is {self._shown(token)}",
                     token.start,
                     "write IN ('a', 'b'); for numbers, join comparisons with OR",
@@ -341,7 +341,7 @@ class _Parser(operand_stack.OperandStack):
             if token.kind == "symbol" and token.value == ")":
                 return tuple(words)
             if token.kind != "symbol" or token.value != ",":
-                self.fail(f"expected a comma or ')', not {self._shown(token)}", token.start)
+                self._stack.fail(f"expected a comma or ')', not {self._shown(token)}", token.start)
 
     def _like(self, name: ast.Name, start: int) -> ast.Like:
         string = self._expect_string("LIKE")
@@ -351,19 +351,19 @@ class _Parser(operand_stack.OperandStack):
             character = self._expect_string("ESCAPE")
             escape, end = cast(str, character.value), character.end
             if len(escape) != 1:
-                self.fail("ESCAPE requires a single character", character.start, "write ESCAPE '!'")
-        if len(pattern) > self.bounds.pattern_length:
+                self._stack.fail("ESCAPE requires a single character", character.start, "write ESCAPE '!'")
+        if len(pattern) > self._stack.bounds.pattern_length:
             raise errors.LimitExceeded(
                 f"the pattern at character {string.start} has {len(pattern):,} characters, "
-                f"and at most {self.bounds.pattern_length} are allowed"
+                f"and at most {self._stack.bounds.pattern_length} are allowed"
             )
         try:
             runs = len(like_patterns.shape(pattern, escape).segments) - 1
         except ValueError as error:
-            self.fail(str(error), string.end - 2, "double the escape character to match it literally")
-        if runs > self.bounds.pattern_wildcards:
+            self._stack.fail(str(error), string.end - 2, "double the escape character to match it literally")
+        if runs > self._stack.bounds.pattern_wildcards:
             raise errors.LimitExceeded(
                 f"the pattern at character {string.start} has {runs} runs of %, "
-                f"and at most {self.bounds.pattern_wildcards} are allowed"
+                f"and at most {self._stack.bounds.pattern_wildcards} are allowed"
             )
         return ast.Like(name, pattern, escape, (start, end))

@@ -108,7 +108,11 @@ def test_a_receiver_that_leaves_removes_only_itself(ours: matcher.Matcher):
     assert len(ours.policies) == 1
     ours.leave("w2")
     assert (everybody(ours), len(ours)) == (["d2"], 1)
-    assert ours.match({"alert": True, "level": 3}, EVERYBODY) == ours.match_address(EVERYBODY) == ["d2"]
+    assert (
+        ours.match({"alert": True, "level": 3}, EVERYBODY)
+        == ours.names(ours.find_addressed(EVERYBODY))
+        == ["d2"]
+    )
     assert [len(table) for table in ours.tables] == [0, 1], "their places are free"
 
 
@@ -218,13 +222,13 @@ def test_an_event_reaches_receivers_that_match_and_accept_it(ours: matcher.Match
     assert ours.match(ALERT, parser.parse("load > 0.9")) == []
     assert ours.match({"alert": False}, EVERYBODY) == []
     assert sorted(ours.match({"alert": True, "level": 3}, EVERYBODY)) == ["d1", "d2", "w1"]
-    assert sorted(ours.match_address(parser.parse("load >= 0.2"))) == ["d1", "d2", "w2"]
-    assert ours.match_address(parser.parse("load > 9")) == []
+    assert sorted(ours.names(ours.find_addressed(parser.parse("load >= 0.2")))) == ["d1", "d2", "w2"]
+    assert ours.names(ours.find_addressed(parser.parse("load > 9"))) == []
 
 
 def test_an_engine_whose_parties_have_left_finds_no_receiver():
     made = matcher.Matcher(kernels=kernels_numpy)
-    assert (made.match(ALERT, EVERYBODY), made.match_address(EVERYBODY)) == ([], [])
+    assert (made.match(ALERT, EVERYBODY), made.names(made.find_addressed(EVERYBODY))) == ([], [])
     made.define(DB)
     assert (made.find(ALERT, EVERYBODY), made.find_addressed(EVERYBODY)) == ([], [])
     made.join("w", WEB, {}, "alert")

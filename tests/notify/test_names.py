@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import random
 
 import numpy as np
@@ -38,6 +39,20 @@ def test_names_come_and_go_and_are_found_again(kernels, letter):
             ends = [name[:-1] for name in list(expected)[:50] if name[:-1] not in expected]
             _check(held, expected, [*gone[:50], *ends, "".join(gone[:2])])
     assert fresh > 1000
+
+
+@pytest.mark.parametrize("letter", ["w", "ü"])
+def test_names_in_blocks_are_those_of_one_moment(kernels, letter):
+    held, names = name_table.NameTable(kernels), [f"{letter}{number}" for number in range(1_300)]
+    held.add(names, np.arange(1_300))
+    chosen, everything = held.blocks(np.arange(0, 1_300, 2)), held.blocks()
+    first = next(everything)
+    held.remove(np.arange(600))
+    held.add([f"other{number}" for number in range(600)], np.arange(600))
+    assert [*first, *itertools.chain.from_iterable(everything)] == names
+    assert list(itertools.chain.from_iterable(chosen)) == names[::2]
+    assert len(list(held.blocks(np.zeros(0, np.int64)))) == 0
+    assert [len(block) for block in held.blocks()] == [512, 512, 276]
 
 
 def test_names_that_have_gone_take_no_room(kernels):

@@ -14,7 +14,7 @@ from muster.bus.rpc import requests
 from muster.core import errors, messages, subjects
 from muster.notify import authorities, client, protocol, queries, rows
 from muster.notify import settings as settings_
-from muster.notify.matcher import kernels_numpy
+from muster.notify.matcher import kernels_numpy, name_table
 from muster.notify.notifier import decision_log, fair_queue, query_handler
 from muster.notify.notifier import notifier as notifier_notifier
 from muster.notify.notifier.shards import shard_manager, summaries
@@ -526,9 +526,9 @@ async def test_hostile_policies_are_refused_quickly(notifier, receivers):
     assert (await web.next(timeout_s=30))["threat_level"] == 2
 
 
-async def test_of_more_parties_than_an_answer_holds_only_those_that_fit_are_read(notifier, monkeypatch):
+async def test_of_more_parties_than_an_answer_holds_only_those_that_fit_are_read(connect, monkeypatch):
     """To read a million takes longer than a lease holds."""
-    served = await notifier(serving=False)
+    served = notifier_notifier.Notifier(await connect("n1"), kernels=kernels_numpy)
     names = [f"farm/web-{number:05}" for number in range(20_000)]
     served.engine.join_many(names, WEB_SERVER, {}, [""], np.zeros(len(names), np.int64))
     read, shown = list[str](), query_handler._receiver_row
@@ -538,11 +538,51 @@ async def test_of_more_parties_than_an_answer_holds_only_those_that_fit_are_read
         return shown(by, receiver)
 
     monkeypatch.setattr(query_handler, "_receiver_row", counted)
-    reported = query_handler.QUERIES["receivers"](served, protocol.NotifyQuery(limit=10**9))
+    reported = await query_handler.QUERIES["receivers"](served, protocol.NotifyQuery(limit=10**9))
     assert len(read) == len(reported.receivers) < 10_000
     assert len(messages.encode(reported)) < messages.MAX_BYTES
     assert reported.facts["next"] == reported.receivers[-1].receiver == names[len(read) - 1]
     assert reported.count == 20_000
+
+
+@pytest.mark.parametrize("name", ["receivers", "who"])
+async def test_a_query_of_many_receivers_shares_the_event_loop(connect, name):
+    """A notifier holds leases of shards, and decides for all senders meanwhile."""
+    served = notifier_notifier.Notifier(await connect("n1"), kernels=kernels_numpy)
+    names = [f"farm/web-{number:05}" for number in range(20_000)]
+    loads = np.arange(20_000) % 2 / 1.0
+    served.known.vocabulary.add(WEB_SERVER)
+    served.engine.join_many(names, WEB_SERVER, {"load": loads.tolist()}, [""], np.zeros(20_000, np.int64))
+    query = protocol.NotifyQuery(expression="load = 1", limit=5)
+    answered = asyncio.create_task(query_handler.QUERIES[name](served, query))
+    turns = 0
+    while not answered.done():
+        if turns == 3:  # rows of receivers that the query has selected get others
+            served.engine.leave_shard(0)
+            others = [f"other/{number:05}" for number in range(20_000)]
+            served.engine.join_many(others, WEB_SERVER, {}, [""], np.zeros(20_000, np.int64))
+        turns += 1
+        await asyncio.sleep(0)
+    assert turns > 10_000 // name_table.BLOCK
+    assert answered.result().count == 10_000
+    if name == "who":
+        listed = [row["receiver"] for row in answered.result().receivers]
+        assert listed == [f"farm/web-{number:05}" for number in (1, 3, 5, 7, 9)]
+
+
+async def test_a_reply_covers_the_shards_that_were_held_all_the_time(connect):
+    served = notifier_notifier.Notifier(await connect("n1"), kernels=kernels_numpy)
+    names = [f"farm/web-{number:05}" for number in range(2_000)]
+    served.engine.join_many(names, WEB_SERVER, {}, [""], np.zeros(2_000, np.int64))
+    held: Any = served.held
+    held.update({1: "lost", 2: "kept", 3: "lost and gained"})
+    operation = served._query_server._operations["read.receivers"]
+    call: Any = None
+    answered = asyncio.ensure_future(operation.handler(call, protocol.NotifyQuery()))
+    await asyncio.sleep(0)
+    del held[1]
+    held.update({3: "again", 4: "gained"})
+    assert (await answered).shards == (2,)
 
 
 async def test_many_changes_of_one_party_are_made_in_their_order(notifier, receivers, connect, monkeypatch):

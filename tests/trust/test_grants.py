@@ -368,7 +368,8 @@ def test_a_large_list_is_read_and_a_huge_one_refused():
 
 
 def test_a_list_ends_because_what_is_over_needs_no_revocation():
-    serials, sealed, day = set(), "", 0
+    serials: set[str] = set()
+    sealed, day = "", 0
     for day in range(400):  # a grant for a day is revoked each hour
         ends = documents.open_sealed(sealed, documents.RevocationList)[0].ends if sealed else {}
         new = {f"{day:02}-{hour:02}": NOW + (day + 1) * DAY_S for hour in range(24)}

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import collections
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -66,6 +66,17 @@ class MatchResult:
 
     table: int
     rows: Array
+
+
+def without(results: Iterable[MatchResult], others: Iterable[MatchResult]) -> list[MatchResult]:
+    """Return the receivers of the first that are not among the others."""
+    rows = {other.table: other.rows for other in others}
+    return [
+        MatchResult(result.table, np.setdiff1d(result.rows, rows[result.table], assume_unique=True))
+        if result.table in rows
+        else result
+        for result in results
+    ]
 
 
 class Matcher:
@@ -313,6 +324,14 @@ class Matcher:
             listed += self._names[result.table].of(result.rows)
         return listed
 
+    def name_blocks(self, results: Iterable[MatchResult] | None = None) -> Iterator[list[str]]:
+        """Like `names`, or the names of all receivers, in blocks (`name_table.NameTable.blocks`)."""
+        if results is None:
+            return itertools.chain.from_iterable([known.blocks() for known in self._names])
+        return itertools.chain.from_iterable(
+            [self._names[result.table].blocks(result.rows) for result in results]
+        )
+
     def of_shards(self, results: Iterable[MatchResult], shards: Array) -> list[MatchResult]:
         """Return only the receivers in shards for which ``shards[number]`` is true."""
         return [
@@ -362,9 +381,6 @@ class Matcher:
                 self._kernels.positions(bits, rows)
                 results.append(MatchResult(number, rows[:count]))
         return results
-
-    def match_address(self, address: ast.Condition) -> list[str]:
-        return self.names(self.find_addressed(address))
 
     def accepts(self, attributes: Mapping[str, types.Value], table: int, rows: Array) -> Array:
         """Return for which of these receivers the policy is true for an event."""

@@ -260,11 +260,10 @@ class GrantView:
             self._declared = declared
             self._derived.clear()
         stale = {process for process in versions if self._derived.get(process) != versions[process]}
-        receivers = (
-            [receiver for receiver in engine.receivers() if receiver.partition("/")[0] in stale]
-            if stale and declared
-            else []
-        )
+        receivers: list[str] = []
+        for block in engine.name_blocks() if stale and declared else ():
+            receivers += [receiver for receiver in block if receiver.partition("/")[0] in stale]
+            await asyncio.sleep(0)
         for start in range(0, len(receivers), AT_ONCE):
             self.apply_grants(
                 receiver for receiver in receivers[start : start + AT_ONCE] if receiver in engine

@@ -1,11 +1,17 @@
-"""Queries to a notifier: which receivers exist, which would be reached, why others would not."""
+"""Queries to a notifier: which receivers exist, which would be reached, why others would not.
+
+A notifier may have a million receivers, and decides for all senders meanwhile. So a query reads the columns
+and copies the names of what it selects in one step of some milliseconds, and looks at the names in slices:
+it shares the event loop as other requests do, at the cost of its client (`muster.bus.rpc.admission`).
+"""
 
 from __future__ import annotations
 
-import heapq
+import asyncio
+import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,7 +19,7 @@ import msgspec
 from muster.bus.rpc import error_replies, server
 from muster.core import errors, messages
 from muster.notify import models, protocol, rows
-from muster.notify.matcher import grant_scopes
+from muster.notify.matcher import grant_scopes, matcher
 from muster.predicates import types
 from muster.predicates.analysis import explanation
 from muster.trust import documents
@@ -25,24 +31,28 @@ NEAR_MISSES = 5
 LOOKED_AT = 2000
 PAGE_BYTES = 400_000
 NAME_BYTES = 16  # minimum size of a receiver in a reply
+NAMES_AT_ONCE = 2048  # sorted in a millisecond
+ROWS_AT_ONCE = 8
+EACH_AT_ONCE = 2  # queries of one client: each holds a copy of the names
 
 _JSON = msgspec.json.Encoder()
 
 
 class _Codec:
-    """Replies as `protocol.NotifyQueryResult`, each with the shards that the notifier holds."""
+    """Replies as `protocol.NotifyQueryResult`."""
 
     def __init__(self, notifier: notifier_notifier.Notifier) -> None:
         self._notifier = notifier
 
     def result(self, value: protocol.NotifyQueryResult) -> bytes:
-        return messages.encode(msgspec.structs.replace(value, shards=tuple(self._notifier.held)))
+        return messages.encode(value)
 
     def error(self, error: errors.MusterError) -> bytes:
         fault = error_replies.to_error_reply(error)
         if isinstance(error, messages.MessageTooLarge):
             fault = msgspec.structs.replace(fault, hint="use a lower limit or a narrower query")
-        return self.result(protocol.NotifyQueryResult(notifier=self._notifier.name, fault=fault))
+        held = tuple(self._notifier.held)
+        return self.result(protocol.NotifyQueryResult(notifier=self._notifier.name, shards=held, fault=fault))
 
 
 def query_server(notifier: notifier_notifier.Notifier) -> server.RpcServer:
@@ -50,7 +60,11 @@ def query_server(notifier: notifier_notifier.Notifier) -> server.RpcServer:
 
     def operation(name: str, answer: QueryFunction) -> server.RpcOperation:
         async def answered(_: server.RpcCall, query: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
-            return answer(notifier, query)
+            held = dict(notifier.held)
+            result = await answer(notifier, query)
+            # Those held from the beginning to the end: the reply covers all of their receivers.
+            shards = tuple(number for number, shard in held.items() if notifier.held.get(number) is shard)
+            return msgspec.structs.replace(result, shards=shards)
 
         return server.RpcOperation(
             f"read.{name}",
@@ -64,26 +78,33 @@ def query_server(notifier: notifier_notifier.Notifier) -> server.RpcServer:
         protocol.PART,
         operations,
         codec=_Codec(notifier),
+        each_at_once=EACH_AT_ONCE,
     )
 
 
-def _models(notifier: notifier_notifier.Notifier, query: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
+async def _models(
+    notifier: notifier_notifier.Notifier, query: protocol.NotifyQuery
+) -> protocol.NotifyQueryResult:
     known = notifier.known.vocabulary
     models_of = {
         f"{model.kind.value}.{model.name}": model
         for model in (*known.receivers.values(), *known.events.values())
     }
-    return _page(notifier, query, models_of, lambda key: _model(models_of[key]))
+    return await _page(notifier, query, models_of, lambda key: _model(models_of[key]))
 
 
-def _grants(notifier: notifier_notifier.Notifier, query: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
+async def _grants(
+    notifier: notifier_notifier.Notifier, query: protocol.NotifyQuery
+) -> protocol.NotifyQueryResult:
     now, chains = time.time(), notifier.known.chains()
-    return _page(
+    return await _page(
         notifier, query, chains, lambda serial: notifier.known.describe_grant(serial, chains[serial], now=now)
     )
 
 
-def _revoked(notifier: notifier_notifier.Notifier, query: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
+async def _revoked(
+    notifier: notifier_notifier.Notifier, query: protocol.NotifyQuery
+) -> protocol.NotifyQueryResult:
     held = notifier.known.revocations.lists.get(query.expression)
     facts: dict[str, Any] = {"number": 0, "serials": [], "ends": {}}
     if held is not None:
@@ -91,18 +112,20 @@ def _revoked(notifier: notifier_notifier.Notifier, query: protocol.NotifyQuery) 
     return protocol.NotifyQueryResult(notifier=notifier.name, facts=facts)
 
 
-def _notifiers(
+async def _notifiers(
     notifier: notifier_notifier.Notifier, query: protocol.NotifyQuery
 ) -> protocol.NotifyQueryResult:
     return protocol.NotifyQueryResult(notifier=notifier.name, count=1 + len(notifier.members.others()))
 
 
-def _counts(notifier: notifier_notifier.Notifier, query: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
+async def _counts(
+    notifier: notifier_notifier.Notifier, query: protocol.NotifyQuery
+) -> protocol.NotifyQueryResult:
     facts = {"counts": dict(notifier.counts), "shards": sorted(notifier.held)}
     return protocol.NotifyQueryResult(notifier=notifier.name, count=len(notifier.engine), facts=facts)
 
 
-def _page(
+async def _page(
     notifier: notifier_notifier.Notifier,
     query: protocol.NotifyQuery,
     keys: Iterable[str],
@@ -119,6 +142,7 @@ def _page(
         listed.append(row(key))
         size += len(_JSON.encode(listed[-1]))
         last = key
+        await asyncio.sleep(0)
     return protocol.NotifyQueryResult(notifier=notifier.name, receivers=tuple(listed))
 
 
@@ -137,27 +161,53 @@ def _receiver_row(notifier: notifier_notifier.Notifier, receiver: str) -> rows.R
     )
 
 
-def _receivers(
+class _FirstNames:
+    """The first of many names, which come in blocks."""
+
+    def __init__(self, number: int) -> None:
+        self.count = 0  # of all
+        self._number = number
+        self._first: list[str] = []
+        self._more: list[str] = []
+
+    def add(self, names: list[str]) -> None:
+        self.count += len(names)
+        if len(self._first) == self._number:
+            names = [name for name in names if name < self._first[-1]]
+        self._more += names
+        if len(self._more) > NAMES_AT_ONCE:
+            self.names()
+
+    def names(self) -> list[str]:
+        if self._more:
+            self._first, self._more = sorted(self._first + self._more)[: self._number], []
+        return self._first
+
+
+async def _receivers(
     notifier: notifier_notifier.Notifier, query: protocol.NotifyQuery
 ) -> protocol.NotifyQueryResult:
-    candidates: Iterable[str]
-    if query.expression:
-        candidates = notifier.engine.match_address(notifier.known.vocabulary.address(query.expression))
-    else:
-        candidates = notifier.engine.receivers()
-    chosen = [receiver for receiver in candidates if receiver.startswith(query.receiver)]
-    following = [receiver for receiver in chosen if receiver > query.after] if query.after else chosen
+    engine, count = notifier.engine, 0
+    address = notifier.known.vocabulary.address(query.expression) if query.expression else None
+    first = _FirstNames(min(query.limit, PAGE_BYTES // NAME_BYTES))
+    for block in engine.name_blocks(None if address is None else engine.find_addressed(address)):
+        chosen = [receiver for receiver in block if receiver.startswith(query.receiver)]
+        count += len(chosen)
+        first.add([receiver for receiver in chosen if receiver > query.after] if query.after else chosen)
+        await asyncio.sleep(0)
     listed: list[rows.ReceiverRow] = []
-    size = 0
-    for receiver in heapq.nsmallest(query.limit, following):
+    size = number = 0
+    for receiver in first.names():
         if size > PAGE_BYTES:
             break
-        listed.append(_receiver_row(notifier, receiver))
-        size += len(_JSON.encode(listed[-1]))
-    cut = {"next": listed[-1].receiver} if len(listed) < len(following) else {}
-    return protocol.NotifyQueryResult(
-        notifier=notifier.name, count=len(chosen), receivers=tuple(listed), facts=cut
-    )
+        number += 1
+        with contextlib.suppress(errors.NotFound):  # it has left meanwhile
+            listed.append(_receiver_row(notifier, receiver))
+            size += len(_JSON.encode(listed[-1]))
+        if number % ROWS_AT_ONCE == 0:
+            await asyncio.sleep(0)
+    cut = {"next": first.names()[number - 1]} if number < first.count else {}
+    return protocol.NotifyQueryResult(notifier=notifier.name, count=count, receivers=tuple(listed), facts=cut)
 
 
 def _require_room(query: protocol.NotifyQuery, count: int) -> None:
@@ -168,41 +218,55 @@ def _require_room(query: protocol.NotifyQuery, count: int) -> None:
         )
 
 
-def _who(notifier: notifier_notifier.Notifier, query: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
+async def _who(
+    notifier: notifier_notifier.Notifier, query: protocol.NotifyQuery
+) -> protocol.NotifyQueryResult:
     """List receivers that match the address and, with an event, accept it; also near misses."""
     address = notifier.known.vocabulary.address(query.expression)
     engine = notifier.engine
-    addressed = engine.match_address(address)
+    addressed = engine.find_addressed(address)
     event = _event(notifier, query) if query.event is not None else None
-    reached = addressed if event is None else engine.names(grant_scopes.find(engine, event, address))
-    _require_room(query, len(reached))
+    reached = addressed if event is None else grant_scopes.find(engine, event, address)
+    count = sum(len(result.rows) for result in reached)
+    _require_room(query, count)
+    refused = engine.name_blocks(matcher.without(addressed, reached))
+    listed = await _first_names(query.limit, engine.name_blocks(reached))
     near: list[rows.NearMiss] = []
-    taken = {*addressed, *reached}
     if event is not None:
-        refused = set(addressed).difference(reached)
-        for receiver in heapq.nsmallest(NEAR_MISSES, refused):
-            effective = grant_scopes.attributes_seen_by(event, receiver, engine.state_of(receiver))
-            sides = _policy_sides(engine.policy_of(receiver), effective)
-            near.append(
-                rows.NearMiss(receiver=receiver, why=[why for side in sides.values() for why in side])
-            )
-    for receiver in itertools.islice(engine.receivers(), LOOKED_AT):
+        for receiver in await _first_names(NEAR_MISSES, refused):
+            with contextlib.suppress(errors.NotFound):  # it has left meanwhile
+                effective = grant_scopes.attributes_seen_by(event, receiver, engine.state_of(receiver))
+                sides = _policy_sides(engine.policy_of(receiver), effective)
+                near.append(
+                    rows.NearMiss(receiver=receiver, why=[why for side in sides.values() for why in side])
+                )
+    for receiver in itertools.islice(itertools.chain.from_iterable(engine.name_blocks()), LOOKED_AT):
         if len(near) >= NEAR_MISSES:
             break
-        if receiver not in taken:
+        with contextlib.suppress(errors.NotFound):
             misses = explanation.near_misses(address, engine.state_of(receiver))
             if len(misses) == 1:  # one clause away
                 near.append(rows.NearMiss(receiver=receiver, why=[f"address: {misses[0]}"]))
-    listed = tuple({"receiver": receiver} for receiver in heapq.nsmallest(query.limit, reached))
+        await asyncio.sleep(0)
     return protocol.NotifyQueryResult(
         notifier=notifier.name,
-        count=len(reached),
-        receivers=listed,
-        facts={"near": near, "addressed": len(addressed)},
+        count=count,
+        receivers=tuple({"receiver": receiver} for receiver in listed),
+        facts={"near": near, "addressed": sum(len(result.rows) for result in addressed)},
     )
 
 
-def _explain(notifier: notifier_notifier.Notifier, query: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
+async def _first_names(number: int, blocks: Iterable[list[str]]) -> list[str]:
+    first = _FirstNames(number)
+    for block in blocks:
+        first.add(block)
+        await asyncio.sleep(0)
+    return first.names()
+
+
+async def _explain(
+    notifier: notifier_notifier.Notifier, query: protocol.NotifyQuery
+) -> protocol.NotifyQueryResult:
     """Explain a decision: the side and clause that failed, the value, since when, and who granted it."""
     engine = notifier.engine
     if query.receiver not in engine:
@@ -258,7 +322,9 @@ def _granted(notifier: notifier_notifier.Notifier, receiver: str) -> dict[str, r
     return by_name
 
 
-def _sender(notifier: notifier_notifier.Notifier, query: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
+async def _sender(
+    notifier: notifier_notifier.Notifier, query: protocol.NotifyQuery
+) -> protocol.NotifyQueryResult:
     """The state of a sender, if this notifier holds it: policies at all notifiers may refer to it."""
     if query.receiver not in notifier.engine:
         return protocol.NotifyQueryResult(notifier=notifier.name)
@@ -286,7 +352,9 @@ def _policy_sides(policy: str, attributes: dict[str, types.Value]) -> dict[str, 
     return sides
 
 
-def _check(notifier: notifier_notifier.Notifier, query: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
+async def _check(
+    notifier: notifier_notifier.Notifier, query: protocol.NotifyQuery
+) -> protocol.NotifyQueryResult:
     condition = notifier.known.vocabulary.policy(query.expression)
     measured, parts = models.cost_of(condition)
     checked = rows.PolicyCheck(
@@ -300,7 +368,9 @@ def _check(notifier: notifier_notifier.Notifier, query: protocol.NotifyQuery) ->
     return protocol.NotifyQueryResult(notifier=notifier.name, count=1, facts=msgspec.structs.asdict(checked))
 
 
-QueryFunction = Callable[["notifier_notifier.Notifier", protocol.NotifyQuery], protocol.NotifyQueryResult]
+QueryFunction = Callable[
+    ["notifier_notifier.Notifier", protocol.NotifyQuery], Coroutine[Any, Any, protocol.NotifyQueryResult]
+]
 
 QUERIES: dict[str, QueryFunction] = {
     "receivers": _receivers,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from muster.bus import api
 from muster.bus.brokers import broker, config
 from muster.bus.client import client, reconnection, transports
 from muster.core import errors
+from muster.core.net import hosts
 from muster.testing.eventually import eventually
 from tests.bus import sockets
 
@@ -176,13 +178,15 @@ async def test_a_client_comes_back_after_another_program_had_the_port_of_its_bro
             writer.close()
 
 
-async def test_nothing_is_accepted_from_a_broker_without_the_tls_that_it_needs():
+@pytest.mark.parametrize("given", ["tls://", "certificates"])
+async def test_nothing_is_accepted_from_a_broker_without_the_tls_that_it_needs(given, monkeypatch):
     """Anyone on the path may write before the TLS handshake, and may claim that there is none."""
+    scheme, tls = ("tls", None) if given == "tls://" else ("nats", ssl.create_default_context())
     received: list[bytes] = []
-    connections = 0
+    connections, heard = 0, b""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal connections
+        nonlocal connections, heard
         connections += 1
         with contextlib.suppress(OSError), contextlib.closing(writer):
             if connections > 1:
@@ -190,15 +194,19 @@ async def test_nothing_is_accepted_from_a_broker_without_the_tls_that_it_needs()
                 return
             writer.write(INFO)
             while line := await reader.readline():
+                heard += line
                 if line == b"PING\r\n":
                     writer.write(b"PONG\r\n")
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         place = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        monkeypatch.setattr(hosts, "is_loopback", lambda _: False)
         with pytest.raises(errors.Unavailable):
-            await client.connect([f"tls://{place}"], identity="ann", connect_timeout_s=0.2)
+            await client.connect([f"{scheme}://{place}"], identity="ann", tls=tls, connect_timeout_s=0.2)
+        assert b"CONNECT" not in heard
+        monkeypatch.undo()
         connections = 0
-        async with await client.connect([f"nats://{place}"], identity="ann") as bus:
+        async with await client.connect([f"nats://{place}"], identity="ann", tls=tls) as bus:
             await bus.subscribe("s", handler=lambda message: received.append(message.data))
             sockets.cut(bus)
             await eventually(lambda: connections >= 3)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import muster
 from muster.bus import silence
 from muster.bus.client import broker_errors, parser, reconnection, transports
+from muster.core.net import hosts
 from muster.core.telemetry import log
 
 if TYPE_CHECKING:
@@ -76,8 +77,7 @@ class BrokerSession:
                 )
             async with asyncio.timeout(handshake_s):
                 await self._informed
-            needs_tls = self.info.get("tls_required") or server.scheme == "tls"  # also if it offers none
-            if needs_tls and isinstance(transport, transports.TcpTransport):
+            if isinstance(transport, transports.TcpTransport) and self._needs_tls(server):
                 async with asyncio.timeout(handshake_s):
                     context = self._options.tls or ssl.create_default_context()
                     name = self._options.tls_hostname or server.tls_name or server.host
@@ -103,6 +103,12 @@ class BrokerSession:
             raise
         self.is_open = True
         self._watch()
+
+    def _needs_tls(self, server: reconnection.ServerAddress) -> bool:
+        """Also if the broker offers none: anyone on the path can remove the offer. Only on the loopback
+        interface a client that has certificates accepts a broker without TLS."""
+        is_expected = self._options.tls is not None and not hosts.is_loopback(server.host)
+        return bool(self.info.get("tls_required")) or server.scheme == "tls" or is_expected
 
     def _connect_command(self) -> bytes:
         has_headers = bool(self.info.get("headers"))

@@ -68,7 +68,8 @@ HEADERS = (
 
 
 def attackers() -> list[roles.Role]:
-    return [role for role in roles.Role if role not in matrix.APART]
+    """Every role that may publish something."""
+    return [role for role in roles.Role if role not in matrix.APART and own_subjects(role, f"evil-{role}")]
 
 
 def own_subjects(role: roles.Role, identity: str) -> list[bytes]:

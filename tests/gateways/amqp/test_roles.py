@@ -163,7 +163,7 @@ LIMITED = {
     METER: {"topics": ("topic.meters.>",)},
 }
 IDENTITIES = (*gateway_command.ROLES, ANONYMOUS, *LIMITED)
-CANNOT_CONNECT = ("viewer",)  # a messaging connection is more than reading
+CANNOT_CONNECT = ("viewer", "reader")  # a messaging connection is more than reading
 
 TOPICS = (*EVERYTHING, *USERS, SENDER)
 QUEUES = (*EVERYTHING, *USERS, "web")

@@ -147,7 +147,7 @@ def rank(
             usable.append((candidate, host, port, distance))
     assumed = _assumed([candidate for candidate, _, _, _ in usable])
     taken = {id: _slots_taken(candidate, (sent or {}).get(id, 0)) for id, candidate in assumed.items()}
-    mean = sum(taken.values()) / len(taken) if taken else 0.0
+    mean = statistics.fmean(taken.values()) if taken else 0.0
 
     def key(entry: tuple[BrokerCandidate, BrokerHost, int, BrokerDistance]) -> tuple[object, ...]:
         candidate, _, _, distance = entry

@@ -130,7 +130,7 @@ class Leases(lifecycle.ClosingContext):
         self._bus = bus
         self._bucket = bucket
         self._ttl_s = ttl_s
-        self._runs: set[_Run] = set()
+        self._runs: dict[_Run, None] = {}  # in the order in which they began
         self._asked: dict[api.ConnectionId, bool] = {}  # whether it is closed, since this connection was made
         self._tasks = tasks.TaskSupervisor("leases")
         self._hearing: api.Subscription | None = None
@@ -171,9 +171,10 @@ class Leases(lifecycle.ClosingContext):
         return await self._gained(self._new_run(name, wait=False), timeout_s)
 
     def _new_run(self, name: str, *, wait: bool) -> _Run:
-        return _Run(
-            self._bus, self._bucket, name, self._ttl_s, self._runs.discard, self._waits_for, wait=wait
-        )
+        return _Run(self._bus, self._bucket, name, self._ttl_s, self._forget, self._waits_for, wait=wait)
+
+    def _forget(self, run: _Run) -> None:
+        self._runs.pop(run, None)
 
     def _waits_for(self, run: _Run, connection: api.ConnectionId) -> None:
         """A lease is held over this connection: ask the brokers for it, once for all leases."""
@@ -194,7 +195,7 @@ class Leases(lifecycle.ClosingContext):
             run.closed(connection)
 
     async def _gained(self, run: _Run, timeout_s: float | None) -> Lease | None:
-        self._runs.add(run)
+        self._runs[run] = None
         try:
             async with asyncio.timeout(timeout_s):
                 lease = await run.gained()

@@ -67,7 +67,7 @@ class TaskSupervisor:
         self._on_fatal = on_fatal
         self._handles = handles
         self._policy = policy
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], None] = {}  # in the order in which they began
         self._loops: dict[str, asyncio.Task[None]] = {}
         self._runs: dict[str, asyncio.Task[None]] = {}  # loops that run at the moment
         self._injected: dict[asyncio.Task[None], Exception] = {}
@@ -170,11 +170,11 @@ class TaskSupervisor:
         if not self._is_listed:
             _supervisors.add(self)
             self._is_listed = True
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(on_end)
 
     def _forget(self, name: str, ended: asyncio.Task[None]) -> None:
-        self._tasks.discard(ended)
+        self._tasks.pop(ended, None)
         if self._loops.get(name) is ended:
             del self._loops[name]
             self._problems.pop(name, None)
@@ -223,7 +223,7 @@ class TaskSupervisor:
         self._report(ended, is_fatal=True)
 
     def _report(self, ended: asyncio.Task[Any], *, is_fatal: bool = False) -> None:
-        self._tasks.discard(ended)
+        self._tasks.pop(ended, None)
         error: BaseException | None
         if not ended.cancelled():
             error = ended.exception()

@@ -85,7 +85,7 @@ class SimulatedBus(lifecycle.ClosingContext):
         self._session = session
         self._replies = itertools.count(1)
         self._cause: errors.MusterError | None = None
-        self._waiting: set[asyncio.Future[Any]] = set()
+        self._waiting: dict[asyncio.Future[Any], None] = {}  # in the order in which they began
 
     def __repr__(self) -> str:
         return f"<simulated bus {self._identity!r} {self._state.value}>"
@@ -347,14 +347,14 @@ class SimulatedBus(lifecycle.ClosingContext):
 
     async def wait(self, future: asyncio.Future[T], timeout_s: float) -> T | None:
         """Its result; None after the timeout. Ends with the connection."""
-        self._waiting.add(future)
+        self._waiting[future] = None
         try:
             async with asyncio.timeout(timeout_s):
                 return await future
         except TimeoutError:
             return None
         finally:
-            self._waiting.discard(future)
+            self._waiting.pop(future, None)
 
     async def flush(self, *, timeout_s: float = api.DEFAULT_TIMEOUT_S) -> None:
         await self._round_trip(lambda: None, timeout_s)

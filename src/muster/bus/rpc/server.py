@@ -231,7 +231,7 @@ class RpcServer:
         self._serving = serving
         self._on_outcome = on_outcome
         self._subscriptions: list[api.Subscription] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}  # in the order in which they began
         self._finishing: set[asyncio.Task[Any]] = set()  # done, and on their way to record and reply
         self._records: set[asyncio.Task[None]] = set()
         self._supervisor = tasks.TaskSupervisor(f"requests to {part}")
@@ -259,9 +259,10 @@ class RpcServer:
             await self._subscriptions.pop().close()
         self._held.clear()
         self._waiting.clear()  # none of them has begun
-        for task in self._tasks - self._finishing:
-            task.cancel()
-        for pending in (self._tasks, self._records):
+        for task in self._tasks:
+            if task not in self._finishing:
+                task.cancel()
+        for pending in (set(self._tasks), self._records):
             if pending:
                 _, late = await asyncio.wait(pending, timeout=AUDIT_S)
                 for task in late:
@@ -370,11 +371,11 @@ class RpcServer:
         work = metered(identity, begin) if operation.is_charged else begin()
         self._running[identity] += 1
         task = self._supervisor.spawn("request", work)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(functools.partial(self._ended, identity))
 
     def _ended(self, identity: str, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         self._finishing.discard(task)
         self._pending.end(identity)
         self._running[identity] -= 1

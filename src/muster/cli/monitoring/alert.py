@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.cli import command, connection, live_names, tables
+from muster.cli import command, connection, leaf, live_names, tables
+from muster.pipeline import operations
 
 if TYPE_CHECKING:
     from muster.bus import api
     from muster.core import messages
     from muster.pipeline import client
-
-_COLUMNS = ("rule", "about", "severity", "state", "since_ms", "value", "reason")
 
 
 @click.group(cls=command.MusterGroup, examples=[("muster alert list", "")])
@@ -77,7 +76,7 @@ def list_(invocation: command.Invocation, where: str, to: connection.ConnectionO
 
     selects = _selector(where)
     alerts = [row for row in connection.call(invocation, to, work) if selects(row)]
-    invocation.printer.rows(alerts, _COLUMNS, empty="there are no alerts")
+    invocation.printer.rows(alerts, operations.ALERTS.columns, empty="there are no alerts")
 
 
 @alert.command(examples=[("muster alert watch", "until Ctrl-C")])
@@ -105,39 +104,30 @@ def watch(invocation: command.Invocation, where: str, to: connection.ConnectionO
     _with(invocation, to, work)
 
 
-@alert.command(
+_COLUMNS = "RULE and ABOUT are the first columns of `muster alert list`."
+_alert = (
+    click.argument("rule", shell_complete=live_names.RULES),
+    click.argument("about", shell_complete=live_names.ALERTED),
+)
+leaf.add(
+    alert,
+    operations.ACKNOWLEDGE,
+    *_alert,
+    name="ack",
+    more=f"{_COLUMNS} The alert stays acknowledged until it is resolved.",
+    done="acknowledged: {rule} {about}",
     examples=[("muster alert ack hot node:web-7", "")],
 )
-@click.argument("rule", shell_complete=live_names.RULES)
-@click.argument("about", shell_complete=live_names.ALERTED)
-@connection.options
-@command.pass_invocation
-def ack(invocation: command.Invocation, rule: str, about: str, to: connection.ConnectionOptions) -> None:
-    """Acknowledge an alert.
-
-    RULE and ABOUT are the first columns of `muster alert list`. The alert stays acknowledged until it is
-    resolved.
-    """
-    _with(invocation, to, lambda ask: ask.acknowledge(rule, about))
-    invocation.printer.done({"rule": rule, "about": about}, f"acknowledged: {rule} {about}")
-
-
-@alert.command(
+leaf.add(
+    alert,
+    operations.RESOLVE,
+    *_alert,
+    more=f"{_COLUMNS} The alert is raised again when its rule becomes true again. A rule about groups, zones "
+    "or the system is evaluated for every window: if it is still true, the alert is raised again with the "
+    "next one.",
+    done="resolved: {rule} {about}",
     examples=[("muster alert resolve silent node:web-7", "the machine was replaced")],
 )
-@click.argument("rule", shell_complete=live_names.RULES)
-@click.argument("about", shell_complete=live_names.ALERTED)
-@connection.options
-@command.pass_invocation
-def resolve(invocation: command.Invocation, rule: str, about: str, to: connection.ConnectionOptions) -> None:
-    """Resolve an alert.
-
-    RULE and ABOUT are the first columns of `muster alert list`. The alert is raised again when its rule
-    becomes true again. A rule about groups, zones or the system is evaluated for every window: if it is still
-    true, the alert is raised again with the next one.
-    """
-    _with(invocation, to, lambda ask: ask.resolve(rule, about))
-    invocation.printer.done({"rule": rule, "about": about}, f"resolved: {rule} {about}")
 
 
 @alert.command(
@@ -182,24 +172,19 @@ def maintenance(
     _silence(invocation, to, covers, for_s, moment_ms(at), reason)
 
 
-@alert.command(examples=[("muster alert unsilence 3f2a9c01", "")])
-@click.argument("id", shell_complete=live_names.SILENCES)
-@connection.options
-@command.pass_invocation
-def unsilence(invocation: command.Invocation, id: str, to: connection.ConnectionOptions) -> None:
-    """End a silence or a maintenance window."""
-    _with(invocation, to, lambda ask: ask.unsilence(id))
-    invocation.printer.done({"id": id}, f"the silence {id} was ended")
-
-
-@alert.command(examples=[("muster alert silences", "")])
-@connection.options
-@command.pass_invocation
-def silences(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
-    """List silences and maintenance windows."""
-    silences_ = _with(invocation, to, lambda ask: ask.silences())
-    columns = ("id", "covers", "from_ms", "until_ms", "by", "reason")
-    invocation.printer.rows(silences_, columns, empty="there are no silences")
+leaf.add(
+    alert,
+    operations.UNSILENCE,
+    click.argument("id", shell_complete=live_names.SILENCES),
+    done="the silence {id} was ended",
+    examples=[("muster alert unsilence 3f2a9c01", "")],
+)
+leaf.add(
+    alert,
+    operations.SILENCES,
+    empty="there are no silences",
+    examples=[("muster alert silences", "")],
+)
 
 
 @alert.command(

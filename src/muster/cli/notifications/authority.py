@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.cli import command, connection
+from muster.cli import command, connection, leaf
 from muster.cli.domain import config
+from muster.notify import operations
 
 if TYPE_CHECKING:
     from muster.trust import grants
@@ -204,16 +205,13 @@ def revoke(
     invocation.printer.item({"revoked": list(serials)}, f"revoked {', '.join(serials)}")
 
 
-@authority.command(name="list", examples=[("muster authority list", "")])
-@connection.options
-@command.pass_invocation
-def list_(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
-    """List grants and whether they are in force."""
-    from muster.notify import queries
-
-    listed = connection.call(invocation, to, queries.list_grants)
-    columns = ("serial", "holder", "attributes", "tier?", "authority?", "scope?", "expires_at", "status")
-    invocation.printer.rows(listed, columns, empty="there are no grants")
+leaf.add(
+    authority,
+    operations.GRANTS,
+    name="list",
+    empty="there are no grants",
+    examples=[("muster authority list", "")],
+)
 
 
 @authority.command(

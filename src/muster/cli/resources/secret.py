@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from muster.cli import command, connection, live_names, registry_calls
+from muster.cli import command, connection, leaf, live_names, registry_calls
+from muster.manage import operations
 
 
 @click.group(
@@ -72,20 +73,19 @@ def _value(name: str, path: Path | None) -> str:
     return text.rstrip("\r\n")
 
 
-@secret.command("list", examples=[("muster secret list", "names, never values")])
-@connection.options
-@command.pass_invocation
-def list_(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
-    """List the names of secrets and the resources that use them."""
-    rows = registry_calls.call_registry(invocation, to, lambda fleet: fleet.secrets())
-    invocation.printer.rows(rows, ("name", "by", "at_ms", "used_by"), of="secret", empty="no secrets")
-
-
-@secret.command(examples=[("muster secret delete db-password", "")])
-@click.argument("name", shell_complete=live_names.SECRETS)
-@connection.options
-@command.pass_invocation
-def delete(invocation: command.Invocation, name: str, to: connection.ConnectionOptions) -> None:
-    """Delete a secret that no resource refers to."""
-    done = registry_calls.call_registry(invocation, to, lambda fleet: fleet.delete_secret(name))
-    invocation.printer.done(done, f"{name} was deleted")
+leaf.add(
+    secret,
+    operations.SECRETS,
+    name="list",
+    of="secret",
+    empty="no secrets",
+    examples=[("muster secret list", "names, never values")],
+)
+leaf.add(
+    secret,
+    operations.DELETE_SECRET,
+    click.argument("name", shell_complete=live_names.SECRETS),
+    name="delete",
+    done="{name} was deleted",
+    examples=[("muster secret delete db-password", "")],
+)

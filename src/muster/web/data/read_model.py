@@ -10,9 +10,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from muster.bus import api
+from muster.bus.rpc import operations
 from muster.core import errors, messages, units
 from muster.core.reports import columns as reports_columns
 from muster.manage import client as manage_client
+from muster.manage import operations as manage_operations
 from muster.manage import rows as manage_rows
 from muster.message import listings
 from muster.message import protocol as message_protocol
@@ -22,8 +24,7 @@ from muster.notify import protocol as notify_protocol
 from muster.notify import queries
 from muster.notify import rows as notify_rows
 from muster.pipeline import client as pipeline_client
-from muster.pipeline import protocol as pipeline_protocol
-from muster.pipeline.alerts import tracker
+from muster.pipeline import operations as pipeline_operations
 from muster.web.auth import sessions
 from muster.web.data import (
     bus_feed,
@@ -39,6 +40,8 @@ from muster.web.data import rows as rows_
 
 READ_S = bus_feed.READ_S
 SCHEDULED_MAX = 1000  # the next messages
+KEPT_S = 2.0
+LIMITED = ("manage",)  # data of clients that wait longer for their service if they are not told otherwise
 
 T = TypeVar("T")
 
@@ -54,13 +57,18 @@ class ReadModel(context_queries.ContextQueries):
         async with self._long.turn():
             return await asyncio.to_thread(read, *arguments)
 
+    async def read(self, declared: operations.Operation, **request: Any) -> Any:
+        """The result of an operation of a service's table."""
+        key = (declared.client, declared.method, *sorted(request.items()))
+        limits = {"timeout_s": READ_S} if declared.data in LIMITED else {}
+        return await self._query(
+            key, declared.data, KEPT_S, lambda bus: declared.call(bus, request, **limits)
+        )
+
     # Resources
 
     def _manage(self, bus: api.Bus) -> manage_client.ManageClient:
         return manage_client.ManageClient(bus, timeout_s=READ_S)
-
-    async def summary(self) -> manage_rows.FleetSummary:
-        return await self._query("summary", "manage", 5.0, lambda bus: self._manage(bus).summary())
 
     async def resources(
         self, *, where: str = "", after: str = "", limit: int = 50
@@ -71,20 +79,6 @@ class ReadModel(context_queries.ContextQueries):
             5.0,
             lambda bus: self._manage(bus).enumerate(where=where, after=after, limit=limit),
         )
-
-    async def resource(self, name: str) -> manage_rows.ResourceDescription:
-        return await self._query(
-            ("resource", name), "manage", 2.0, lambda bus: self._manage(bus).describe(name)
-        )
-
-    async def managers(self) -> list[manage_rows.ManagerRow]:
-        return await self._query("managers", "manage", 2.0, lambda bus: self._manage(bus).managers())
-
-    async def agents(self) -> list[manage_rows.AgentRow]:
-        return await self._query("agents", "manage", 5.0, lambda bus: self._manage(bus).agents())
-
-    async def rollouts(self) -> list[manage_rows.RolloutRow]:
-        return await self._query("rollouts", "manage", 2.0, lambda bus: self._manage(bus).rollouts())
 
     async def plan(self, manifest: str) -> list[manage_rows.PlanStep]:
         async with self._long.turn():
@@ -171,7 +165,7 @@ class ReadModel(context_queries.ContextQueries):
         """Alerts of the pipeline and of budgets, the most severe first."""
         alerts: list[messages.Alert] = []
         search_ = (
-            self._query("alerts", "alerts", 5.0, lambda bus: pipeline_client.PipelineClient(bus).alerts()),
+            self.read(pipeline_operations.ALERTS),
             self._budget_alerts(),
         )
         for answer in await asyncio.gather(*search_, return_exceptions=True):
@@ -192,20 +186,10 @@ class ReadModel(context_queries.ContextQueries):
     async def judged(self) -> bool:
         """Whether a pipeline runs, which evaluates rules."""
         try:
-            await self.progress()
+            await self.read(pipeline_operations.PROGRESS)
         except errors.Unavailable:
             return False
         return True
-
-    async def silences(self) -> list[tracker.Silence]:
-        return await self._query(
-            "silences", "alerts", 5.0, lambda bus: pipeline_client.PipelineClient(bus).silences()
-        )
-
-    async def progress(self) -> pipeline_protocol.BatchProgress:
-        return await self._query(
-            "progress", "pipeline", 2.0, lambda bus: pipeline_client.PipelineClient(bus).progress()
-        )
 
     async def overview(self) -> rows_.FleetOverview:
         missing: dict[str, str] = {}
@@ -228,7 +212,7 @@ class ReadModel(context_queries.ContextQueries):
             connected=self.link.is_up,
             machines=await self.cache.get("machine summary", "machines", 2.0, self.machines.summary),
             reports_per_s=self.machines.rows_per_s(),
-            resources=await known("resources", self.summary()),
+            resources=await known("resources", self.read(manage_operations.SUMMARY)),
             alerts=None if alerts is None else counts,
             missing=missing,
         )
@@ -345,12 +329,6 @@ class ReadModel(context_queries.ContextQueries):
             1.0,
             lambda bus: queries.explain(bus, event, sender=sender, receiver=receiver),
         )
-
-    async def check_policy(self, policy: str) -> notify_rows.PolicyCheck:
-        return await self._query(("check", policy), "notify", 5.0, lambda bus: queries.check(bus, policy))
-
-    async def models(self) -> list[notify_rows.ModelRow]:
-        return await self._query("models", "notify", 5.0, queries.list_models)
 
     # Messages
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from muster.core import messages
+from muster.pipeline import operations
 from muster.web.components import page, widgets
 from muster.web.components.html import Child, Markup, join, tag
 
@@ -66,7 +67,7 @@ def alerts(request: page.PageRequest) -> page.DashboardPage:
                 silence.reason,
                 widgets.action_button(request, "unsilence", "End", id=silence.id),
             ]
-            for silence in (await source.silences())[:200]
+            for silence in (await source.read(operations.SILENCES))[:200]
         ]
         return widgets.table(
             ["Covers", "From", "Until", "By", "Reason", ""],

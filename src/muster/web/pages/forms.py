@@ -7,9 +7,11 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+import msgspec
 import pydantic
 
 from muster.core import errors, units
+from muster.core.formats import complete
 from muster.notify import documents
 from muster.web import request_state
 from muster.web.auth import sessions
@@ -55,56 +57,44 @@ def pairs(text: str) -> dict[str, Any]:
     return values
 
 
-async def _resolve(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
-    body = _body(alerts.AlertBody, rule=fields["rule"], about=fields["about"])
-    await alerts.resolve(web, person, body)
-    return f"Resolved: {body.rule} {body.about}"
+def _form(
+    act: Callable[..., Awaitable[object]],
+    says: str,
+    *names: str,
+    body: type[pydantic.BaseModel] | None = None,
+) -> Act:
+    """A form with these fields, which it passes on as they are."""
 
+    async def handle(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
+        given = {name: fields[name] for name in names}
+        await act(web, person, **(given if body is None else {"body": _body(body, **given)}))
+        return says.format(**given)
 
-async def _acknowledge(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
-    body = _body(alerts.AlertBody, rule=fields["rule"], about=fields["about"])
-    await alerts.acknowledge(web, person, body)
-    return f"Acknowledged: {body.rule} {body.about}"
+    return handle
 
 
 async def _silence(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
     for_s = units.parse_duration_s(fields["for"])
     body = _body(alerts.SilenceBody, covers=fields["covers"], for_s=for_s, reason=fields.get("reason", ""))
-    await alerts.silence(web, person, body)
+    await alerts.silence(web, person, body=body)
     return f"Silenced for {fields['for']}: {body.covers}"
-
-
-async def _unsilence(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
-    await alerts.unsilence(web, person, fields["id"])
-    return f"Silence {fields['id']} ended"
-
-
-async def _drain(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
-    await resources.drain(web, person, fields["name"])
-    return f"Draining {fields['name']}"
-
-
-async def _undrain(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
-    await resources.undrain(web, person, fields["name"])
-    return f"{fields['name']} returned to service"
-
-
-async def _delete(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
-    await resources.delete_resource(web, person, fields["name"], None)
-    return f"Deleting {fields['name']}"
 
 
 async def _execute(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
     body = _body(
         resources.ExecuteBody, operation=fields["operation"], arguments=pairs(fields.get("arguments", ""))
     )
-    response = await resources.execute(web, person, fields["name"], body)
-    return f"{body.operation} on {fields['name']}: {bytes(response.body).decode()[:600]}"
+    result = await resources.execute(web, person, fields["name"], body)
+    return f"{body.operation} on {fields['name']}: {_shown(result)}"
 
 
 async def _apply(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
-    response = await resources.apply(web, person, _body(resources.ManifestBody, manifest=fields["manifest"]))
-    return f"Applied: {bytes(response.body).decode()[:600]}"
+    result = await resources.apply(web, person, _body(resources.ManifestBody, manifest=fields["manifest"]))
+    return f"Applied: {_shown(result)}"
+
+
+def _shown(result: object) -> str:
+    return msgspec.json.encode(complete.builtins(result)).decode()[:600]
 
 
 async def _put_context(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
@@ -120,11 +110,6 @@ async def _put_context(web: request_state.WebState, person: sessions.LoginSessio
     )
     await contexts.put_context(web, person, fields["key"], body, f'"{version}"' if version else None)
     return f"Written: {fields['key']}"
-
-
-async def _delete_context(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
-    await contexts.delete_context(web, person, fields["key"], None)
-    return f"Deleted: {fields['key']}"
 
 
 async def _send(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
@@ -156,11 +141,6 @@ async def _set_login(web: request_state.WebState, person: sessions.LoginSession,
     return f"{fields['name']} can log in as {body.role.value}"
 
 
-async def _remove_login(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
-    await access.remove_login(web, person, fields["name"])
-    return f"Revoked the login of {fields['name']}"
-
-
 async def _create_token(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
     lifetime = fields.get("lifetime", "").strip()
     body = _body(
@@ -174,28 +154,25 @@ async def _create_token(web: request_state.WebState, person: sessions.LoginSessi
     return f"Copy the token now, it is not shown again: {made.token}"
 
 
-async def _revoke_token(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
-    await access.revoke_token(web, person, fields["id"])
-    return f"Revoked the token {fields['id']}"
-
-
 ACTS: dict[str, Act] = {
-    "acknowledge": _acknowledge,
-    "resolve": _resolve,
+    "acknowledge": _form(
+        alerts.acknowledge, "Acknowledged: {rule} {about}", "rule", "about", body=alerts.AlertBody
+    ),
+    "resolve": _form(alerts.resolve, "Resolved: {rule} {about}", "rule", "about", body=alerts.AlertBody),
     "silence": _silence,
-    "unsilence": _unsilence,
-    "drain": _drain,
-    "undrain": _undrain,
-    "delete": _delete,
+    "unsilence": _form(alerts.unsilence, "Silence {id} ended", "id"),
+    "drain": _form(resources.drain, "Draining {name}", "name"),
+    "undrain": _form(resources.undrain, "{name} returned to service", "name"),
+    "delete": _form(resources.delete_resource, "Deleting {name}", "name"),
     "execute": _execute,
     "apply": _apply,
     "put-context": _put_context,
-    "delete-context": _delete_context,
+    "delete-context": _form(contexts.delete_context, "Deleted: {key}", "key"),
     "send": _send,
     "purge": _purge,
     "move": _move,
     "set-login": _set_login,
-    "remove-login": _remove_login,
+    "remove-login": _form(access.remove_login, "Revoked the login of {name}", "name"),
     "create-token": _create_token,
-    "revoke-token": _revoke_token,
+    "revoke-token": _form(access.revoke_token, "Revoked the token {id}", "id"),
 }

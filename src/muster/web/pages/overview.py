@@ -7,6 +7,8 @@ from typing import Any
 
 from muster.core import errors, messages
 from muster.core.reports import columns
+from muster.manage import operations as manage_operations
+from muster.pipeline import operations as pipeline_operations
 from muster.web.components import charts, page, widgets
 from muster.web.components.html import Markup, join, tag
 from muster.web.data import rows
@@ -72,7 +74,7 @@ def overview(request: page.PageRequest) -> page.DashboardPage:
         )
 
     async def resources() -> Markup:
-        summary = await source.summary()
+        summary = await source.read(manage_operations.SUMMARY)
         if not summary.resources:
             return widgets.empty(
                 "There are no resources yet.",
@@ -170,7 +172,7 @@ def overview(request: page.PageRequest) -> page.DashboardPage:
 
 async def _no_system(source: Any) -> Markup:
     try:
-        progress = await source.progress()
+        progress = await source.read(pipeline_operations.PROGRESS)
     except errors.NotConnected:
         raise
     except errors.MusterError:
@@ -233,7 +235,7 @@ def alert_figures(alerts: Sequence[messages.Alert], *, judged: bool) -> tuple[in
 
 async def _resources(source: Any) -> Markup:
     try:
-        summary = await source.summary()
+        summary = await source.read(manage_operations.SUMMARY)
     except errors.MusterError:
         return widgets.tile("Resources", "–", "no reply from the registry", href="/resources")
     states = summary.states

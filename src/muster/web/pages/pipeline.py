@@ -7,7 +7,7 @@ import time
 
 from muster.core import errors, units
 from muster.core.reports import columns
-from muster.pipeline import protocol
+from muster.pipeline import operations, protocol
 from muster.web.components import charts, page, widgets
 from muster.web.components.html import Child, Markup, join, tag
 from muster.web.data import read_model
@@ -38,7 +38,7 @@ def progress(request: page.PageRequest) -> page.DashboardPage:
     source = request.web.source
 
     async def now() -> Markup:
-        latest = await source.progress()
+        latest = await source.read(operations.PROGRESS)
         if latest.batch < 0:
             state = widgets.tile(
                 "State", latest.state, latest.reason, look=widgets.severity_class(latest.state)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from muster.notify import models as models_
-from muster.notify import protocol
+from muster.notify import operations, protocol
 from muster.predicates import types
 from muster.predicates.analysis import explanation
 from muster.web.components import page, widgets
@@ -70,7 +70,7 @@ def playground(request: page.PageRequest) -> page.DashboardPage:
             return widgets.empty(
                 "Enter a policy above.", "It selects the events and senders that a receiver accepts."
             )
-        checked = await source.check_policy(policy)
+        checked = await source.read(operations.CHECK, policy=policy)
         parts: list[Child] = [
             widgets.facts(
                 {
@@ -165,7 +165,8 @@ def playground(request: page.PageRequest) -> page.DashboardPage:
 
     async def models() -> Markup:
         rows: list[list[Child]] = [
-            [model.name, model.of, _described(model.attributes)] for model in (await source.models())[:100]
+            [model.name, model.of, _described(model.attributes)]
+            for model in (await source.read(operations.MODELS))[:100]
         ]
         return widgets.table(
             ["Model", "Of", "Attributes"],

@@ -7,6 +7,7 @@ import time
 
 import msgspec
 
+from muster.manage import operations
 from muster.web.components import charts, page, widgets
 from muster.web.components.html import Child, Markup, join, tag
 
@@ -20,7 +21,7 @@ def resources(request: page.PageRequest) -> page.DashboardPage:
     where = request.parameter("where")
 
     async def summary() -> Markup:
-        totals = await source.summary()
+        totals = await source.read(operations.SUMMARY)
         if not totals.resources:
             return widgets.empty(
                 "There are no resources yet.",
@@ -109,7 +110,7 @@ def resource(request: page.PageRequest) -> page.DashboardPage:
     source = request.web.source
 
     async def facts() -> Markup:
-        details = await source.resource(name)
+        details = await source.read(operations.DESCRIBE, name=name)
         return widgets.facts(
             {
                 "State": join(widgets.badge(details.state), f" {details.reason}"),
@@ -129,7 +130,7 @@ def resource(request: page.PageRequest) -> page.DashboardPage:
         )
 
     async def specification() -> Markup:
-        details = await source.resource(name)
+        details = await source.read(operations.DESCRIBE, name=name)
         return tag("pre", json.dumps(msgspec.to_builtins(details.spec), indent=2, ensure_ascii=False))
 
     async def decisions() -> Markup:
@@ -173,7 +174,7 @@ def managers(request: page.PageRequest) -> page.DashboardPage:
     source = request.web.source
 
     async def who() -> Markup:
-        listed = await source.managers()
+        listed = await source.read(operations.MANAGERS)
         most = max((manager.resources for manager in listed), default=1) or 1
         rows: list[list[Child]] = [
             [
@@ -201,7 +202,7 @@ def managers(request: page.PageRequest) -> page.DashboardPage:
             for record in source.decisions
             if record.what in MOVES and now_s - record.at_ms / 1000 < TIMELINE_S
         ]
-        names = [manager.name for manager in await source.managers()]
+        names = [manager.name for manager in await source.read(operations.MANAGERS)]
         lanes = [
             *names,
             *sorted({record.target for record in moves if record.what == "reassign"} - set(names)),
@@ -239,7 +240,7 @@ def managers(request: page.PageRequest) -> page.DashboardPage:
         )
 
     async def agents() -> Markup:
-        listed = await source.agents()
+        listed = await source.read(operations.AGENTS)
         rows: list[list[Child]] = [
             [
                 agent.name,

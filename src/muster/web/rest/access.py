@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
 from fastapi import Path, Request
 from pydantic import Field
-from starlette.responses import Response
 
 from muster.core import errors, messages
 from muster.trust.permissions import roles
 from muster.web import actions, request_state
 from muster.web.auth import scopes, sessions, tokens
 from muster.web.data import rows
-from muster.web.rest import base, lists
-from muster.web.rest.resources import StrictBody
+from muster.web.rest import base, route
+from muster.web.rest.base import StrictBody
 
 router = base.router("access")
 
@@ -41,20 +39,15 @@ class LoginBody(StrictBody):
     role: sessions.WebRole = sessions.WebRole.VIEWER
 
 
-@router.post(
-    "/tokens",
-    summary="Create an API token",
-    openapi_extra={"security": []},
-    **base.answers(base.kind(rows.IssuedToken), status=201),
-)
-async def create_token(request: Request, web: request_state.Web, body: TokenBody) -> Response:
+@route.of(router, "POST /tokens", "Create an API token", status=201, openapi_extra={"security": []})
+async def create_token(request: Request, web: request_state.Web, body: TokenBody) -> rows.IssuedToken:
     """Authenticate with a name and a password in the body. A token cannot create tokens."""
     actions.address.set(request_state.address_of(request))
     if body.name:
         owner = await web.logins.check_password(body.name, body.password, request_state.address_of(request))
     else:
         owner = await request_state.session_of(request)
-    return base.reply(await issue_token(web, owner, body), status=201)
+    return await issue_token(web, owner, body)
 
 
 async def issue_token(
@@ -81,16 +74,13 @@ async def issue_token(
     return await web.actions.finish(create())
 
 
-@lists.listing(
+@route.of(
     router,
-    "/tokens",
+    "GET /tokens",
     "List your API tokens; for an admin, those of all logins",
-    tokens.TokenRow,
-    lambda row: (row.created_at, row.id),
+    key=("created_at", "id"),
 )
-async def list_tokens(
-    web: request_state.WebState, person: sessions.LoginSession
-) -> Sequence[tokens.TokenRow]:
+async def list_tokens(web: request_state.Web, person: request_state.Person) -> list[tokens.TokenRow]:
     return [record.row for record in await tokens_of(web, person)]
 
 
@@ -99,22 +89,16 @@ async def tokens_of(web: request_state.WebState, person: sessions.LoginSession) 
     return await asyncio.to_thread(web.logins.tokens.list, owner)
 
 
-@router.delete(
-    "/tokens/current", summary="Revoke the token of this request", **base.answers(None, status=204)
-)
-async def end_token(web: request_state.Web, person: request_state.Person) -> Response:
+@route.of(router, "DELETE /tokens/current", "Revoke the token of this request")
+async def end_token(web: request_state.Web, person: request_state.Person) -> None:
     if person.kind is sessions.TokenKind.TOKEN:
-        return await revoke_token(web, person, person.id)
-    await web.logins.end(person)
-    return Response(status_code=204)
+        await revoke_token(web, person, person.id)
+    else:
+        await web.logins.end(person)
 
 
-@router.delete(
-    "/tokens/{id}",
-    summary="Revoke an API token: your own, or as an admin any",
-    **base.answers(None, status=204),
-)
-async def revoke_token(web: request_state.Web, person: request_state.Person, id: TokenId) -> Response:
+@route.of(router, "DELETE /tokens/{id}", "Revoke an API token: your own, or as an admin any")
+async def revoke_token(web: request_state.Web, person: request_state.Person, id: TokenId) -> None:
     """A token revokes itself, and those with at most its own role unless its scopes permit only reading."""
     if id != person.id and scopes.is_read_only("access", person):
         raise errors.Forbidden(
@@ -133,28 +117,21 @@ async def revoke_token(web: request_state.Web, person: request_state.Person, id:
         )
 
     await web.actions.finish(revoke())
-    return Response(status_code=204)
 
 
-@router.get(
-    "/me",
-    summary="The authenticated user",
-    **base.answers(base.kind(rows.CurrentUser)),
-)
-async def me(web: request_state.Web, person: request_state.Person) -> Response:
-    return base.reply(
-        rows.CurrentUser(
-            name=person.name,
-            role=person.role.value,
-            kind=person.kind.value,
-            until=person.until,
-            scopes=list(person.scopes),
-        )
+@route.of(router, "GET /me", "The authenticated user")
+async def me(web: request_state.Web, person: request_state.Person) -> rows.CurrentUser:
+    return rows.CurrentUser(
+        name=person.name,
+        role=person.role.value,
+        kind=person.kind.value,
+        until=person.until,
+        scopes=list(person.scopes),
     )
 
 
-@lists.listing(router, "/logins", "List logins and their roles", rows.LoginRow, lambda row: (row.name,))
-async def logins(web: request_state.WebState, person: sessions.LoginSession) -> Sequence[rows.LoginRow]:
+@route.of(router, "GET /logins", "List logins and their roles", key=("name",))
+async def logins(web: request_state.Web, person: request_state.Person) -> list[rows.LoginRow]:
     actions.require_role(person, sessions.WebRole.ADMIN, "list logins")
     return await asyncio.to_thread(listed, web)
 
@@ -173,10 +150,10 @@ def listed(web: request_state.WebState) -> list[rows.LoginRow]:
     ]
 
 
-@router.put("/logins/{name}", summary="Create or change a login", **base.answers(None, status=204))
+@route.of(router, "PUT /logins/{name}", "Create or change a login")
 async def set_login(
     web: request_state.Web, person: request_state.Person, name: LoginName, body: LoginBody
-) -> Response:
+) -> None:
     async def act(_: Any) -> None:
         viewer = body.role is sessions.WebRole.VIEWER
         await asyncio.to_thread(
@@ -188,15 +165,13 @@ async def set_login(
         )
 
     await web.actions.run(person, "set-login", name, act, needs=sessions.WebRole.ADMIN, service_audits=False)
-    return Response(status_code=204)
 
 
-@router.delete("/logins/{name}", summary="Revoke a login", **base.answers(None, status=204))
-async def remove_login(web: request_state.Web, person: request_state.Person, name: LoginName) -> Response:
+@route.of(router, "DELETE /logins/{name}", "Revoke a login")
+async def remove_login(web: request_state.Web, person: request_state.Person, name: LoginName) -> None:
     async def act(_: Any) -> None:
         await asyncio.to_thread(web.trust.passwords().remove, name)
 
     await web.actions.run(
         person, "remove-login", name, act, needs=sessions.WebRole.ADMIN, service_audits=False
     )
-    return Response(status_code=204)

@@ -5,21 +5,16 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import Query
-from starlette.responses import Response
 
 from muster.core import messages
 from muster.web import request_state
 from muster.web.data import bus_feed
-from muster.web.rest import base
+from muster.web.rest import base, route
 
 router = base.router("activity")
 
 
-@router.get(
-    "/activity",
-    summary="Activity log: who did what, newest first",
-    **base.answers(base.items(base.kind(messages.Decision))),
-)
+@route.of(router, "GET /activity", "Activity log: who did what, newest first")
 async def activity(
     web: request_state.Web,
     person: request_state.Person,
@@ -30,10 +25,10 @@ async def activity(
     ] = "",
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
-) -> Response:
+) -> route.Page[messages.Decision]:
     records = select(web, who=who, what=what, target=target)
     rows, next_ = base.behind(records, cursor, limit, bus_feed.decision_key)
-    return base.page(rows, next_, total=len(records))
+    return route.Page(rows, next_, len(records))
 
 
 def select(

@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Header, Path, Query
+from pydantic import BaseModel, ConfigDict
 from starlette import convertors
 from starlette.responses import Response
 
@@ -56,6 +57,10 @@ PROBLEM_SCHEMA = {
 PROBLEMS: dict[int | str, dict[str, Any]] = dict.fromkeys(
     (400, 401, 403, 404, 409, 412, 413, 415, 429, 500, 501, 503, 504), _PROBLEM
 )
+
+
+class StrictBody(BaseModel):
+    model_config = ConfigDict(extra="forbid")
 
 
 class _Text(convertors.PathConvertor):

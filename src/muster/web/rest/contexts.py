@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import Path
 from pydantic import Field
-from starlette.responses import Response
 
 from muster.core import errors
 from muster.inform import client, protocol, rows, service_entries
 from muster.web import request_state
 from muster.web.auth import sessions
-from muster.web.rest import base, lists
-from muster.web.rest.resources import StrictBody
+from muster.web.rest import base, route
+from muster.web.rest.base import StrictBody
 
 router = base.router("contexts")
 
@@ -89,29 +87,23 @@ async def _write(
     return await base.conditional(work, if_match)
 
 
-@router.get(
-    "/contexts",
-    summary="List the contexts that a predicate selects",
-    **base.answers(base.kind(rows.ContextPage)),
-)
+@route.of(router, "GET /contexts", "List the contexts that a predicate selects")
 async def contexts(
     web: request_state.Web,
     person: request_state.Person,
     where: base.Where = "",
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
-) -> Response:
-    return base.reply(await web.source.contexts(person, where, limit=limit, after=cursor))
+) -> rows.ContextPage:
+    return await web.source.contexts(person, where, limit=limit, after=cursor)
 
 
-@router.get(
-    "/contexts/{key:text}", summary="Read a context", **base.answers(base.kind(rows.ContextRow), headers=True)
-)
+@route.of(router, "GET /contexts/{key:text}", "Read a context")
 async def context(
     web: request_state.Web, person: request_state.Person, key: Key, max_staleness_s: MaxStaleness = None
-) -> Response:
+) -> route.Versioned[rows.ContextRow]:
     current = await web.source.context(person, key, max_staleness_s=max_staleness_s)
-    return base.reply(rows.context_row(current), version=current.version)
+    return route.Versioned(rows.context_row(current), current.version)
 
 
 async def _put(
@@ -137,121 +129,90 @@ async def _put(
     return written
 
 
-@router.post(
-    "/contexts",
-    summary="Write a context with a generated key",
-    **base.answers(base.kind(protocol.WriteResult), status=201, headers=True),
-)
-async def new_context(web: request_state.Web, person: request_state.Person, body: ContextBody) -> Response:
+@route.of(router, "POST /contexts", "Write a context with a generated key", status=201)
+async def new_context(
+    web: request_state.Web, person: request_state.Person, body: ContextBody
+) -> route.Versioned[protocol.WriteResult]:
     written = await _put(web, person, "", body, None)
-    return base.reply(written, status=201, version=written.version)
+    return route.Versioned(written, written.version)
 
 
-@router.put(
-    "/contexts/{key:text}",
-    summary="Write a context; with If-Match, only if the version matches",
-    **base.answers(base.kind(protocol.WriteResult), headers=True),
-)
+@route.of(router, "PUT /contexts/{key:text}", "Write a context; with If-Match, only if the version matches")
 async def put_context(
     web: request_state.Web,
     person: request_state.Person,
     key: Key,
     body: ContextBody,
     if_match: base.IfMatch = None,
-) -> Response:
+) -> route.Versioned[protocol.WriteResult]:
     written = await _put(web, person, key, body, if_match)
-    return base.reply(written, version=written.version)
+    return route.Versioned(written, written.version)
 
 
-@router.delete("/contexts/{key:text}", summary="Delete a context", **base.answers(None, status=204))
+@route.of(router, "DELETE /contexts/{key:text}", "Delete a context")
 async def delete_context(
     web: request_state.Web, person: request_state.Person, key: Key, if_match: base.IfMatch = None
-) -> Response:
+) -> None:
     async def act(inform: client.InformClient, version: int | None) -> Any:
         return await inform.delete(key, expected_version=version)
 
     await _write(web, person, "delete-context", key, if_match, act)
-    return Response(status_code=204)
 
 
-@router.get(
-    "/context-history/{key:text}",
-    summary="List the versions of a context, oldest first",
-    **base.answers(base.kind(rows.ContextHistoryPage)),
-)
+@route.of(router, "GET /context-history/{key:text}", "List the versions of a context, oldest first")
 async def history(
     web: request_state.Web,
     person: request_state.Person,
     key: Key,
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
-) -> Response:
-    return base.reply(await web.source.context_history(person, key, after=base.number(cursor), limit=limit))
+) -> rows.ContextHistoryPage:
+    return await web.source.context_history(person, key, after=base.number(cursor), limit=limit)
 
 
-@router.get(
-    "/context-replicas/{key:text}",
-    summary="List the replicas of a context, the primary first",
-    **base.answers(base.kind(rows.ReplicaPage)),
-)
-async def replicas(web: request_state.Web, person: request_state.Person, key: Key) -> Response:
-    return base.reply(await web.source.replicas(key))
+@route.of(router, "GET /context-replicas/{key:text}", "List the replicas of a context, the primary first")
+async def replicas(web: request_state.Web, person: request_state.Person, key: Key) -> rows.ReplicaPage:
+    return await web.source.replicas(key)
 
 
-@lists.listing(
-    router,
-    "/information-nodes",
-    "List information nodes and their load",
-    protocol.NodeInfo,
-    lambda row: (row.node,),
-)
-async def nodes(web: request_state.WebState, _: sessions.LoginSession) -> Sequence[protocol.NodeInfo]:
+@route.of(router, "GET /information-nodes", "List information nodes and their load", key=("node",))
+async def nodes(web: request_state.Web, person: request_state.Person) -> list[protocol.NodeInfo]:
     return await web.source.information_nodes()
 
 
 # Service entries
 
 
-@router.get(
-    "/services",
-    summary="List the service entries that a predicate selects",
-    **base.answers(base.kind(rows.ServiceEntryPage)),
-)
+@route.of(router, "GET /services", "List the service entries that a predicate selects")
 async def entries(
     web: request_state.Web,
     person: request_state.Person,
     where: base.Where = "",
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
-) -> Response:
-    return base.reply(await web.source.entries(person, where, limit=limit, after=cursor))
+) -> rows.ServiceEntryPage:
+    return await web.source.entries(person, where, limit=limit, after=cursor)
 
 
 EntryId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_.:-]{1,200}$")]
 
 
-@router.get(
-    "/services/{id}",
-    summary="Read a service entry",
-    **base.answers(base.kind(rows.ServiceEntryRow), headers=True),
-)
-async def entry(web: request_state.Web, person: request_state.Person, id: EntryId) -> Response:
+@route.of(router, "GET /services/{id}", "Read a service entry")
+async def entry(
+    web: request_state.Web, person: request_state.Person, id: EntryId
+) -> route.Versioned[rows.ServiceEntryRow]:
     current = await web.source.entry(person, id)
-    return base.reply(current, version=current.version)
+    return route.Versioned(current, current.version)
 
 
-@router.put(
-    "/services/{id}",
-    summary="Save a service entry",
-    **base.answers(base.kind(rows.ServiceEntryRow), headers=True),
-)
+@route.of(router, "PUT /services/{id}", "Save a service entry")
 async def put_entry(
     web: request_state.Web,
     person: request_state.Person,
     id: EntryId,
     body: ServiceEntryBody,
     if_match: base.IfMatch = None,
-) -> Response:
+) -> route.Versioned[rows.ServiceEntryRow]:
     made = service_entries.ServiceEntry(
         id=id,
         name=body.name,
@@ -267,15 +228,14 @@ async def put_entry(
         )
 
     saved = await _write(web, person, "save-service", service_entries.PREFIX + id, if_match, act)
-    return base.reply(rows.entry_row(saved), version=saved.version)
+    return route.Versioned(rows.entry_row(saved), saved.version)
 
 
-@router.delete("/services/{id}", summary="Delete a service entry", **base.answers(None, status=204))
+@route.of(router, "DELETE /services/{id}", "Delete a service entry")
 async def delete_entry(
     web: request_state.Web, person: request_state.Person, id: EntryId, if_match: base.IfMatch = None
-) -> Response:
+) -> None:
     async def act(inform: client.InformClient, version: int | None) -> Any:
         return await inform.delete(service_entries.PREFIX + id, expected_version=version)
 
     await _write(web, person, "delete-service", service_entries.PREFIX + id, if_match, act)
-    return Response(status_code=204)

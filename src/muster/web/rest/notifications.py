@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import Query
 from pydantic import Field
-from starlette.responses import Response
 
-from muster.notify import client, protocol, rows
+from muster.notify import client, operations, protocol, rows
 from muster.web import request_state
-from muster.web.auth import sessions
 from muster.web.data import rows as web_rows
-from muster.web.rest import base, lists
-from muster.web.rest.resources import StrictBody
+from muster.web.rest import base, route
+from muster.web.rest.base import StrictBody
 
 router = base.router("notification")
 
@@ -62,11 +59,7 @@ def send_of(event: EventBody, *, address: str, sender: str) -> protocol.SendEven
     )
 
 
-@router.get(
-    "/receivers",
-    summary="List receivers with their states and policies",
-    **base.answers(base.items(base.kind(rows.ReceiverRow))),
-)
+@route.of(router, "GET /receivers", operations.RECEIVERS.help)
 async def receivers(
     web: request_state.Web,
     person: request_state.Person,
@@ -74,61 +67,39 @@ async def receivers(
     prefix: Annotated[str, Query(max_length=300, description="Prefix of the names.")] = "",
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
-) -> Response:
+) -> route.Page[rows.ReceiverRow]:
     result = await web.source.receivers(where, prefix=prefix, after=cursor, limit=limit)
-    return base.page(result.receivers, result.next, total=result.count)
+    return route.Page(result.receivers, result.next, result.count)
 
 
-@lists.listing(
-    router,
-    "/models",
-    "List the models of receivers and events",
-    rows.ModelRow,
-    lambda row: (row.of, row.name),
-)
-async def models(web: request_state.WebState, _: sessions.LoginSession) -> Sequence[rows.ModelRow]:
-    return await web.source.models()
+route.operation(router, "GET /models", operations.MODELS, as_="models", key=("of", "name"))
 
 
-@router.post(
-    "/notify/who",
-    summary="Find the receivers an event would reach, and near misses",
-    **base.answers(base.kind(rows.ReceiverMatches)),
-)
-async def who(web: request_state.Web, person: request_state.Person, body: MatchBody) -> Response:
+@route.of(router, "POST /notify/who", "Find the receivers an event would reach, and near misses")
+async def who(web: request_state.Web, person: request_state.Person, body: MatchBody) -> rows.ReceiverMatches:
     sender = body.sender or f"{person.name}/{PARTICIPANT}"
     event = (
         send_of(body.event, address=body.address, sender=sender.partition("/")[2] or PARTICIPANT)
         if body.event
         else None
     )
-    return base.reply(await web.source.who(body.address, event=event, sender=sender, limit=body.limit))
+    return await web.source.who(body.address, event=event, sender=sender, limit=body.limit)
 
 
-@router.post(
-    "/notify/explain",
-    summary="Explain why an event would or would not reach a receiver",
-    **base.answers(base.kind(rows.DeliveryExplanation)),
-)
-async def explain(web: request_state.Web, person: request_state.Person, body: ExplainBody) -> Response:
+@route.of(router, "POST /notify/explain", "Explain why an event would or would not reach a receiver")
+async def explain(
+    web: request_state.Web, person: request_state.Person, body: ExplainBody
+) -> rows.DeliveryExplanation:
     sender = body.sender or f"{person.name}/{PARTICIPANT}"
     event = send_of(body.event, address=body.address, sender=sender.partition("/")[2] or PARTICIPANT)
-    return base.reply(await web.source.explain(event, sender=sender, receiver=body.receiver))
+    return await web.source.explain(event, sender=sender, receiver=body.receiver)
 
 
-@router.post(
-    "/notify/check",
-    summary="Check a policy and compute its cost",
-    **base.answers(base.kind(rows.PolicyCheck)),
-)
-async def check(web: request_state.Web, person: request_state.Person, body: PolicyBody) -> Response:
-    return base.reply(await web.source.check_policy(body.policy))
+route.operation(router, "POST /notify/check", operations.CHECK, body=PolicyBody)
 
 
-@router.post(
-    "/notify/events", summary="Send an event", **base.answers(base.kind(web_rows.SentEvent), status=202)
-)
-async def send(web: request_state.Web, person: request_state.Person, body: SendBody) -> Response:
+@route.of(router, "POST /notify/events", "Send an event", status=202)
+async def send(web: request_state.Web, person: request_state.Person, body: SendBody) -> web_rows.SentEvent:
     made = send_of(body.event, address=body.address, sender=body.sender)
 
     async def act(bus: Any) -> str:
@@ -145,4 +116,4 @@ async def send(web: request_state.Web, person: request_state.Person, body: SendB
     sent = await web.actions.run(
         person, "notify", f"{made.type} to {body.address}", act, touches="notify", service_audits=False
     )
-    return base.reply(web_rows.SentEvent(id=sent, sender=f"{person.name}/{body.sender}"), status=202)
+    return web_rows.SentEvent(id=sent, sender=f"{person.name}/{body.sender}")

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import Path, Query
 from pydantic import Field
-from starlette.responses import Response
 
 from muster.core import errors
 from muster.message import destinations, listings, protocol
 from muster.web import request_state
 from muster.web.auth import sessions
-from muster.web.data import dispatcher_calls
-from muster.web.data import rows as rows_
-from muster.web.rest import base, lists
-from muster.web.rest.resources import StrictBody
+from muster.web.data import dispatcher_calls, rows
+from muster.web.rest import base, route
+from muster.web.rest.base import StrictBody
 
 router = base.router("messages")
 
@@ -30,35 +27,23 @@ class MoveBody(StrictBody):
     limit: int = Field(100, ge=1, le=1000)
 
 
+@route.of(router, "GET /queues", "List queues with their depth and consumers", key=("queue",))
+async def queues(web: request_state.Web, person: request_state.Person) -> list[listings.QueueRow]:
+    return await web.source.queues(person)
+
+
 def _subscription(row: listings.SubscriptionRow) -> tuple[str, str, str]:
     return row.client_id or "", row.subscription, row.identity
 
 
-@lists.listing(
-    router,
-    "/queues",
-    "List queues with their depth and consumers",
-    listings.QueueRow,
-    lambda row: (row.queue,),
-)
-async def queues(web: request_state.WebState, person: sessions.LoginSession) -> Sequence[listings.QueueRow]:
-    return await web.source.queues(person)
-
-
-@lists.listing(
-    router, "/subscriptions", "List durable subscriptions", listings.SubscriptionRow, _subscription
-)
+@route.of(router, "GET /subscriptions", "List durable subscriptions", key=_subscription)
 async def subscriptions(
-    web: request_state.WebState, _: sessions.LoginSession
-) -> Sequence[listings.SubscriptionRow]:
+    web: request_state.Web, person: request_state.Person
+) -> list[listings.SubscriptionRow]:
     return await web.source.subscriptions()
 
 
-@router.get(
-    "/queues/{name:path}/messages",
-    summary="Browse the messages of a queue without removing them",
-    **base.answers(base.items(base.kind(rows_.BrowsedMessage))),
-)
+@route.of(router, "GET /queues/{name:path}/messages", "Browse the messages of a queue without removing them")
 async def browse(
     web: request_state.Web,
     person: request_state.Person,
@@ -66,63 +51,43 @@ async def browse(
     selector: Selector = "",
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
-) -> Response:
-    rows, next_ = await web.source.browse(
-        person, name, selector=selector, after=base.number(cursor), limit=limit
+) -> route.Page[rows.BrowsedMessage]:
+    return route.Page(
+        *await web.source.browse(person, name, selector=selector, after=base.number(cursor), limit=limit)
     )
-    return base.page(rows, next_)
 
 
-@router.delete(
-    "/queues/{name:path}/messages",
-    summary="Discard the messages of a queue",
-    **base.answers(base.kind(rows_.QueuePurged)),
-)
+@route.of(router, "DELETE /queues/{name:path}/messages", "Discard the messages of a queue")
 async def purge(
     web: request_state.Web, person: request_state.Person, name: Queue, selector: Selector = ""
-) -> Response:
-    done = await web.actions.run(
-        person,
-        "purge",
-        f"queue:{name}",
-        _act_of(protocol.PurgeQueue(name, selector or None)),
-        touches="message",
-    )
-    return base.reply(rows_.QueuePurged(queue=name, purged=done.count))
+) -> rows.QueuePurged:
+    request = protocol.PurgeQueue(name, selector or None)
+    return rows.QueuePurged(queue=name, purged=await _run(web, person, "purge", f"queue:{name}", request))
 
 
-@router.post(
-    "/queues/{name:path}/moves",
-    summary="Move the messages of a queue to another destination",
-    **base.answers(base.kind(rows_.QueueMoved)),
-)
-async def move(web: request_state.Web, person: request_state.Person, name: Queue, body: MoveBody) -> Response:
+@route.of(router, "POST /queues/{name:path}/moves", "Move the messages of a queue to another destination")
+async def move(
+    web: request_state.Web, person: request_state.Person, name: Queue, body: MoveBody
+) -> rows.QueueMoved:
     request = protocol.MoveMessages(name, body.to, body.selector, body.limit)
-    done = await web.actions.run(person, "move", f"queue:{name}", _act_of(request), touches="message")
-    return base.reply(rows_.QueueMoved(queue=name, moved=done.count))
+    return rows.QueueMoved(queue=name, moved=await _run(web, person, "move", f"queue:{name}", request))
 
 
-@router.get(
-    "/dead-letters",
-    summary="List undeliverable messages and the reasons",
-    **base.answers(base.items(base.kind(rows_.BrowsedMessage))),
-)
+@route.of(router, "GET /dead-letters", "List undeliverable messages and the reasons")
 async def dead_letters(
     web: request_state.Web,
     person: request_state.Person,
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
-) -> Response:
-    rows, next_ = await web.source.browse(
-        person, destinations.DEAD_LETTERS, selector=None, after=base.number(cursor), limit=limit
-    )
-    return base.page(rows, next_)
+) -> route.Page[rows.BrowsedMessage]:
+    return await browse(web, person, destinations.DEAD_LETTERS, "", limit, cursor)
 
 
-@router.get(
-    "/scheduled-messages",
-    summary="List messages with a delivery time in the future, in order of that time",
-    **base.answers(base.items(base.kind(listings.ScheduledRow))),
+@route.of(
+    router,
+    "GET /scheduled-messages",
+    "List messages with a delivery time in the future, in order of that time",
+    key=("delivery_time_ms", "number"),
 )
 async def scheduled(
     web: request_state.Web,
@@ -130,35 +95,30 @@ async def scheduled(
     destination: Annotated[
         str, Query(max_length=300, description="`queue:NAME` or a topic. Empty: all.")
     ] = "",
-    limit: base.Limit = base.LIMIT,
-    cursor: base.Cursor = "",
-) -> Response:
-    rows = await web.source.scheduled(person, destination or None)
-    return base.paginate(rows, cursor, limit, lambda row: (row.delivery_time_ms, row.number))
+) -> list[listings.ScheduledRow]:
+    return await web.source.scheduled(person, destination or None)
 
 
-@router.delete(
-    "/scheduled-messages/{number}",
-    summary="Cancel a message before its delivery time",
-    **base.answers(base.kind(rows_.ScheduledCancelled)),
-)
+@route.of(router, "DELETE /scheduled-messages/{number}", "Cancel a message before its delivery time")
 async def cancel_scheduled(
     web: request_state.Web, person: request_state.Person, number: Annotated[int, Path(ge=1)]
-) -> Response:
-    done = await web.actions.run(
-        person,
-        "cancel",
-        f"scheduled:{number}",
-        _act_of(protocol.CancelScheduled(number)),
-        touches="message",
-    )
-    if not done.count:
+) -> rows.ScheduledCancelled:
+    if not await _run(web, person, "cancel", f"scheduled:{number}", protocol.CancelScheduled(number)):
         raise errors.NotFound(f"there is no scheduled message {number}: it was delivered or cancelled")
-    return base.reply(rows_.ScheduledCancelled(number=number))
+    return rows.ScheduledCancelled(number=number)
 
 
-def _act_of(request: protocol.DispatcherRequest) -> Any:
-    async def act(bus: Any) -> protocol.DispatcherReply:
-        return await dispatcher_calls.call(bus, protocol.request_subject, request, timeout_s=30.0)
+async def _run(
+    web: request_state.WebState,
+    person: sessions.LoginSession,
+    what: str,
+    target: str,
+    request: protocol.DispatcherRequest,
+) -> int:
+    """The number of messages that the request concerned."""
 
-    return act
+    async def act(bus: Any) -> int:
+        reply = await dispatcher_calls.call(bus, protocol.request_subject, request, timeout_s=30.0)
+        return reply.count
+
+    return await web.actions.run(person, what, target, act, touches="message")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from fastapi import Depends, Path, Query
 from pydantic import Field
-from starlette.responses import Response
 
 from muster.core import errors, messages
 from muster.core.reports import columns as reports_columns
@@ -17,9 +16,10 @@ from muster.web import actions, request_state
 from muster.web.auth import sessions
 from muster.web.data import rows as rows_
 from muster.web.data import sql_runner
-from muster.web.rest import base, lists
-from muster.web.rest.resources import StrictBody
+from muster.web.rest import base, route
+from muster.web.rest.base import StrictBody
 
+T = TypeVar("T")
 router = base.router("reports")
 
 At = Annotated[
@@ -39,31 +39,27 @@ class PastTime:
     window_s: Window = 60.0
 
     async def report(
-        self, web: request_state.WebState, scope: str, name: str, current: Callable[[], Awaitable[object]]
-    ) -> Response:
+        self, web: request_state.WebState, scope: str, name: str, current: Callable[[], Awaitable[T]]
+    ) -> T:
         """The report at that time, else the current one."""
         if self.at is None:
-            return base.reply(await current())
-        return base.reply(await web.source.report_at(scope, name, self.at, self.window_s))
+            return await current()
+        return cast(T, await web.source.report_at(scope, name, self.at, self.window_s))
 
 
 Past = Annotated[PastTime, Depends()]
 
 
-@router.get(
-    "/overview",
-    summary="Summary of the fleet: counts, staleness, throughput, alerts",
-    **base.answers(base.kind(rows_.FleetOverview)),
-)
-async def overview(web: request_state.Web, person: request_state.Person) -> Response:
-    return base.reply(await web.source.overview())
+@route.of(router, "GET /overview", "Summary of the fleet: counts, staleness, throughput, alerts")
+async def overview(web: request_state.Web, person: request_state.Person) -> rows_.FleetOverview:
+    return await web.source.overview()
 
 
-@router.get(
-    "/reports/system", summary="Report of the system", **base.answers(base.kind(reports_columns.SystemReport))
-)
-async def system(web: request_state.Web, person: request_state.Person, past: Past) -> Response:
-    async def current() -> object:
+@route.of(router, "GET /reports/system", "Report of the system")
+async def system(
+    web: request_state.Web, person: request_state.Person, past: Past
+) -> reports_columns.SystemReport:
+    async def current() -> reports_columns.SystemReport:
         report = await web.source.system()
         if report is None:
             raise errors.NotFound("there is no system report yet", hint="start sensors and a channel")
@@ -72,8 +68,8 @@ async def system(web: request_state.Web, person: request_state.Person, past: Pas
     return await past.report(web, "system", "", current)
 
 
-@lists.listing(router, "/reports/groups", "List groups with counts", rows_.GroupRow, lambda row: (row.group,))
-async def groups(web: request_state.WebState, _: sessions.LoginSession) -> Sequence[rows_.GroupRow]:
+@route.of(router, "GET /reports/groups", "List groups with counts", key=("group",))
+async def groups(web: request_state.Web, person: request_state.Person) -> list[rows_.GroupRow]:
     source = web.source
     summary = await source.cache.get("machine summary", "machines", 2.0, source.machines.summary)
     if not summary.groups:
@@ -81,18 +77,14 @@ async def groups(web: request_state.WebState, _: sessions.LoginSession) -> Seque
     return summary.groups
 
 
-@router.get(
-    "/reports/groups/{name:path}",
-    summary="Report of a group",
-    **base.answers(base.kind(reports_columns.GroupReport)),
-)
-async def group(web: request_state.Web, person: request_state.Person, name: Name, past: Past) -> Response:
+@route.of(router, "GET /reports/groups/{name:path}", "Report of a group")
+async def group(
+    web: request_state.Web, person: request_state.Person, name: Name, past: Past
+) -> reports_columns.GroupReport:
     return await past.report(web, "group", name, lambda: web.source.group(name))
 
 
-@router.get(
-    "/reports/nodes", summary="List machines by name", **base.answers(base.items(base.kind(rows_.MachineRow)))
-)
+@route.of(router, "GET /reports/nodes", "List machines by name")
 async def nodes(
     web: request_state.Web,
     person: request_state.Person,
@@ -102,11 +94,11 @@ async def nodes(
     ] = "",
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
-) -> Response:
+) -> route.Page[rows_.MachineRow]:
     rows, total, next_ = await web.source.machines.page(group=group, state=state_, after=cursor, limit=limit)
     if not rows:
         web.source.require_connection()
-    return base.page(rows, next_, total=total)
+    return route.Page(rows, next_, total)
 
 
 class RemovalBody(StrictBody):
@@ -116,12 +108,13 @@ class RemovalBody(StrictBody):
     )
 
 
-@router.post(
-    "/fleet/removals",
-    summary="Remove machines from the fleet and end their alerts, with the pipeline's next batch",
-    **base.answers(None, status=202),
+@route.of(
+    router,
+    "POST /fleet/removals",
+    "Remove machines from the fleet and end their alerts, with the pipeline's next batch",
+    status=202,
 )
-async def forget(web: request_state.Web, person: request_state.Person, body: RemovalBody) -> Response:
+async def forget(web: request_state.Web, person: request_state.Person, body: RemovalBody) -> None:
     await web.actions.run(
         person,
         "remove",
@@ -129,40 +122,29 @@ async def forget(web: request_state.Web, person: request_state.Person, body: Rem
         lambda bus: client.PipelineClient(bus).forget(body.machines, where=body.where),
         touches="machines",
     )
-    return Response(status_code=202)
 
 
-@router.get(
-    "/reports/nodes/{name:path}",
-    summary="Report of a machine with its services",
-    **base.answers(base.kind(messages.NodeReport)),
-)
-async def node(web: request_state.Web, person: request_state.Person, name: Name, past: Past) -> Response:
+@route.of(router, "GET /reports/nodes/{name:path}", "Report of a machine with its services")
+async def node(
+    web: request_state.Web, person: request_state.Person, name: Name, past: Past
+) -> messages.NodeReport:
     return await past.report(web, "node", name, lambda: web.source.node(name))
 
 
-@router.get(
-    "/reports/services/{service}/of/{name:path}",
-    summary="Report of a service on a machine",
-    **base.answers(base.kind(messages.ServiceReport)),
-)
+@route.of(router, "GET /reports/services/{service}/of/{name:path}", "Report of a service on a machine")
 async def service(
     web: request_state.Web, person: request_state.Person, service: Name, name: Name
-) -> Response:
+) -> messages.ServiceReport:
     reported = next(
         (candidate for candidate in (await web.source.node(name)).services if candidate.name == service),
         None,
     )
     if reported is None:
         raise errors.NotFound(f"the last report of {name!r} has no service {service!r}")
-    return base.reply(reported)
+    return reported
 
 
-@router.get(
-    "/history/{kind}",
-    summary="Search a table of the history, newest first",
-    **base.answers(base.items()),
-)
+@route.of(router, "GET /history/{kind}", "Search a table of the history, newest first")
 async def history(
     web: request_state.Web,
     person: request_state.Person,
@@ -175,7 +157,7 @@ async def history(
     ] = "",
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
-) -> Response:
+) -> route.Page[dict[str, Any]]:
     rows, next_ = await web.source.history(
         kind,
         where,
@@ -185,7 +167,7 @@ async def history(
         limit=limit,
         cursor=cursor,
     )
-    return base.page(rows, next_)
+    return route.Page(rows, next_)
 
 
 class SqlBody(StrictBody):
@@ -196,21 +178,13 @@ class SqlBody(StrictBody):
     )
 
 
-@router.post(
-    "/sql",
-    summary="Run a SELECT over the tables of the history",
-    **base.answers(base.kind(sql_runner.SqlRows)),
-)
-async def sql(web: request_state.Web, person: request_state.Person, body: SqlBody) -> Response:
+@route.of(router, "POST /sql", "Run a SELECT over the tables of the history")
+async def sql(web: request_state.Web, person: request_state.Person, body: SqlBody) -> sql_runner.SqlRows:
     actions.require_role(person, sessions.WebRole.OPERATOR, "run SQL queries")
-    return base.reply(await web.source.sql(body.query, rows=body.rows, as_of_ms=body.as_of_ms))
+    return await web.source.sql(body.query, rows=body.rows, as_of_ms=body.as_of_ms)
 
 
-@router.get(
-    "/history-plot",
-    summary="A metric of a scope over time, downsampled",
-    **base.answers(base.items(base.kind(rows_.PlotPoint))),
-)
+@route.of(router, "GET /history-plot", "A metric of a scope over time, downsampled")
 async def plot(
     web: request_state.Web,
     person: request_state.Person,
@@ -219,14 +193,10 @@ async def plot(
     name: Annotated[str, Query(max_length=256)] = "",
     from_ms: Annotated[int, Query(ge=0, le=(1 << 53) - 1)] = 0,
     points: Annotated[int, Query(ge=2, le=2000)] = 240,
-) -> Response:
-    return base.page(await web.source.plot(scope, name, metric, from_ms=from_ms, points=points))
+) -> route.Page[rows_.PlotPoint]:
+    return route.Page(await web.source.plot(scope, name, metric, from_ms=from_ms, points=points))
 
 
-@router.get(
-    "/capacity",
-    summary="Age of reports: predicted by the model, and measured",
-    **base.answers(base.kind(rows_.CapacityView)),
-)
-async def capacity(web: request_state.Web, person: request_state.Person) -> Response:
-    return base.reply(await web.source.capacity())
+@route.of(router, "GET /capacity", "Age of reports: predicted by the model, and measured")
+async def capacity(web: request_state.Web, person: request_state.Person) -> rows_.CapacityView:
+    return await web.source.capacity()

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import Query
-from pydantic import BaseModel, ConfigDict, Field
-from starlette.responses import Response
+from pydantic import Field
 
 from muster.bus.brokers import control
+from muster.bus.brokers import operations as broker_operations
 from muster.core import errors
-from muster.manage import client, rows
+from muster.manage import client, operations, rows
 from muster.web import request_state
 from muster.web.auth import sessions
-from muster.web.rest import base, lists
+from muster.web.rest import base, route
+from muster.web.rest.base import StrictBody
 
-T = TypeVar("T")
 router = base.router("management")
-
-
-class StrictBody(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+ADMIN = sessions.WebRole.ADMIN
 
 
 class ManifestBody(StrictBody):
@@ -54,44 +50,34 @@ class ExecuteBody(StrictBody):
     )
 
 
-@router.get(
-    "/resources",
-    summary="List resources by name",
-    **base.answers(base.items(base.kind(rows.ResourceRow))),
-)
+@route.of(router, "GET /resources", "List resources by name")
 async def resources(
     web: request_state.Web,
     person: request_state.Person,
     where: base.Where = "",
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
-) -> Response:
+) -> route.Page[rows.ResourceRow]:
     result = await web.source.resources(where=where, after=cursor, limit=limit)
-    return base.page(result.items, result.next)
+    return route.Page(result.items, result.next)
 
 
-@router.get(
-    "/resources/{name}",
-    summary="Details of a resource",
-    **base.answers(base.kind(rows.ResourceDescription), headers=True),
-)
-async def resource(web: request_state.Web, person: request_state.Person, name: base.ResourceName) -> Response:
-    current = await web.source.resource(name)
-    return base.reply(current, version=current.generation)
+@route.of(router, "GET /resources/{name}", "Details of a resource")
+async def resource(
+    web: request_state.Web, person: request_state.Person, name: base.ResourceName
+) -> route.Versioned[rows.ResourceDescription]:
+    current = await web.source.read(operations.DESCRIBE, name=name)
+    return route.Versioned(current, current.generation)
 
 
-@router.put(
-    "/resources/{name}",
-    summary="Create or change a resource",
-    **base.answers(base.kind(rows.ResourceDescription), headers=True),
-)
+@route.of(router, "PUT /resources/{name}", "Create or change a resource")
 async def put_resource(
     web: request_state.Web,
     person: request_state.Person,
     name: base.ResourceName,
     body: DesiredStateBody,
     if_match: base.IfMatch = None,
-) -> Response:
+) -> route.Versioned[rows.ResourceDescription]:
     changes = body.model_dump(exclude_unset=True)
     version = base.if_match(if_match)
 
@@ -106,118 +92,69 @@ async def put_resource(
             return await manage.create({"name": name, "type": body.type, **changes})
 
     done = await base.conditional(web.actions.run(person, "apply", name, act, touches="manage"), if_match)
-    return base.reply(done, version=done.generation)
+    return route.Versioned(done, done.generation)
 
 
-@router.delete(
-    "/resources/{name}",
-    summary="Stop and delete a resource",
-    **base.answers(base.kind(rows.DeleteResult)),
-)
+@route.of(router, "DELETE /resources/{name}", "Stop and delete a resource")
 async def delete_resource(
     web: request_state.Web,
     person: request_state.Person,
     name: base.ResourceName,
     if_match: base.IfMatch = None,
-) -> Response:
+) -> rows.DeleteResult:
     version = base.if_match(if_match)
 
     async def act(bus: Any) -> rows.DeleteResult:
         generation = version if isinstance(version, int) else None
         return await client.ManageClient(bus).delete(name, generation=generation)
 
-    return base.reply(
-        await base.conditional(web.actions.run(person, "delete", name, act, touches="manage"), if_match)
-    )
+    return await base.conditional(web.actions.run(person, "delete", name, act, touches="manage"), if_match)
 
 
-@router.post(
-    "/resources/{name}/executions",
-    summary="Run an operation of a resource",
-    **base.answers(base.kind(rows.ExecutionRow)),
-)
+@route.of(router, "POST /resources/{name}/executions", "Run an operation of a resource")
 async def execute(
     web: request_state.Web, person: request_state.Person, name: base.ResourceName, body: ExecuteBody
-) -> Response:
-    async def act(manage: client.ManageClient) -> rows.ExecutionRow:
-        results = await manage.exec(
+) -> rows.ExecutionRow:
+    async def act(bus: Any) -> rows.ExecutionRow:
+        results = await client.ManageClient(bus).exec(
             body.operation, name, arguments=body.arguments, timeout_s=body.timeout_s, id=body.id
         )
         return results[0]
 
-    return base.reply(await _run(web, person, "exec", f"{name}: {body.operation}", act))
+    return await web.actions.run(person, "exec", f"{name}: {body.operation}", act, touches="manage")
 
 
-async def _run(
-    web: request_state.WebState,
-    person: sessions.LoginSession,
-    what: str,
-    target: str,
-    act: Callable[[client.ManageClient], Awaitable[T]],
-) -> T:
-    return await web.actions.run(
-        person, what, target, lambda bus: act(client.ManageClient(bus)), touches="manage"
+drain, undrain = (
+    route.operation(
+        router,
+        f"POST /resources/{{name}}/{declared.method}",
+        declared,
+        fixed={"kind": "resource"},
+        name=base.ResourceName,
     )
-
-
-@router.post(
-    "/resources/{name}/drain",
-    summary="Drain a resource",
-    **base.answers(base.kind(rows.DrainResult)),
+    for declared in (operations.DRAIN, operations.UNDRAIN)
 )
-async def drain(web: request_state.Web, person: request_state.Person, name: base.ResourceName) -> Response:
-    return base.reply(await _run(web, person, "drain", name, lambda manage: manage.drain(name, "resource")))
 
 
-@router.post(
-    "/resources/{name}/undrain",
-    summary="Return a drained resource to service",
-    **base.answers(base.kind(rows.DrainResult)),
-)
-async def undrain(web: request_state.Web, person: request_state.Person, name: base.ResourceName) -> Response:
-    return base.reply(
-        await _run(web, person, "undrain", name, lambda manage: manage.undrain(name, "resource"))
-    )
+@route.of(router, "POST /plans", "Show what a manifest would change")
+async def plan(
+    web: request_state.Web, person: request_state.Person, body: ManifestBody
+) -> route.Page[rows.PlanStep]:
+    return route.Page(await web.source.plan(body.manifest))
 
 
-@router.post(
-    "/plans",
-    summary="Show what a manifest would change",
-    **base.answers(base.items(base.kind(rows.PlanStep))),
-)
-async def plan(web: request_state.Web, person: request_state.Person, body: ManifestBody) -> Response:
-    return base.page(await web.source.plan(body.manifest))
+@route.of(router, "POST /manifests", "Apply a manifest")
+async def apply(web: request_state.Web, person: request_state.Person, body: ManifestBody) -> rows.ApplyResult:
+    async def act(bus: Any) -> rows.ApplyResult:
+        return await client.ManageClient(bus).apply(body.manifest)
+
+    return await web.actions.run(person, "apply", "a manifest", act, touches="manage")
 
 
-@router.post("/manifests", summary="Apply a manifest", **base.answers(base.kind(rows.ApplyResult)))
-async def apply(web: request_state.Web, person: request_state.Person, body: ManifestBody) -> Response:
-    return base.reply(
-        await _run(web, person, "apply", "a manifest", lambda manage: manage.apply(body.manifest))
-    )
-
-
-@router.get("/summary", summary="Number of resources by state", **base.answers(base.kind(rows.FleetSummary)))
-async def summary(web: request_state.Web, person: request_state.Person) -> Response:
-    return base.reply(await web.source.summary())
-
-
-@lists.listing(
-    router, "/managers", "List managers and their resources", rows.ManagerRow, lambda row: (row.name,)
-)
-async def managers(web: request_state.WebState, _: sessions.LoginSession) -> Sequence[rows.ManagerRow]:
-    return await web.source.managers()
-
-
-@lists.listing(router, "/agents", "List agents", rows.AgentRow, lambda row: (row.name,))
-async def agents(web: request_state.WebState, _: sessions.LoginSession) -> Sequence[rows.AgentRow]:
-    return await web.source.agents()
-
-
-@lists.listing(
-    router, "/rollouts", "List rollouts and their progress", rows.RolloutRow, lambda row: (row.id,)
-)
-async def rollouts(web: request_state.WebState, _: sessions.LoginSession) -> Sequence[rows.RolloutRow]:
-    return await web.source.rollouts()
+route.operation(router, "GET /summary", operations.SUMMARY)
+route.operation(router, "GET /managers", operations.MANAGERS, key=("name",))
+route.operation(router, "GET /agents", operations.AGENTS, key=("name",))
+route.operation(router, "GET /rollouts", operations.ROLLOUTS, key=("id",))
 
 
 # Brokers
@@ -234,10 +171,8 @@ class LinkBody(StrictBody):
     far: str = Field(min_length=1, max_length=500, description="A broker, or the URL of a leaf listener.")
 
 
-@lists.listing(
-    router, "/brokers", "List the brokers of the domain", control.BrokerRow, lambda row: (row.name,)
-)
-async def brokers(web: request_state.WebState, _: sessions.LoginSession) -> Sequence[control.BrokerRow]:
+@route.of(router, "GET /brokers", "List the brokers of the domain", key=("name",))
+async def brokers(web: request_state.Web, person: request_state.Person) -> list[control.BrokerRow]:
     return [_without_paths(broker) for broker in await web.source.brokers()]
 
 
@@ -246,65 +181,32 @@ def _without_paths(broker: control.BrokerDescription) -> control.BrokerRow:
     return msgspec.convert(broker, control.BrokerRow, from_attributes=True)
 
 
-@router.post(
-    "/brokers",
-    summary="Start another broker",
-    **base.answers(base.kind(control.BrokerRow), status=201),
-)
-async def start_broker(web: request_state.Web, person: request_state.Person, body: BrokerBody) -> Response:
-    made = await _control(web, person, "start", body.name, lambda domain: domain.start(**body.model_dump()))
-    return base.reply(_without_paths(made), status=201)
+@route.of(router, "POST /brokers", broker_operations.START.help, status=201)
+async def start_broker(
+    web: request_state.Web, person: request_state.Person, body: BrokerBody
+) -> control.BrokerRow:
+    request = body.model_dump()
+    return _without_paths(await web.actions.operate(person, broker_operations.START, request, needs=ADMIN))
 
 
-@router.delete(
-    "/brokers/{name}",
-    summary="Stop a broker that was started at run time",
-    **base.answers(base.kind(control.BrokerRow)),
-)
+@route.of(router, "DELETE /brokers/{name}", broker_operations.STOP.help)
 async def stop_broker(
     web: request_state.Web, person: request_state.Person, name: base.ResourceName
-) -> Response:
-    stopped = await _control(web, person, "stop", name, lambda domain: domain.stop(name))
-    return base.reply(_without_paths(stopped))
+) -> control.BrokerRow:
+    request = {"name": name}
+    return _without_paths(await web.actions.operate(person, broker_operations.STOP, request, needs=ADMIN))
 
 
-@lists.listing(router, "/links", "List the links between brokers", control.LinkRow, lambda row: (row.id,))
-async def links(web: request_state.WebState, _: sessions.LoginSession) -> Sequence[control.LinkRow]:
+@route.of(router, "GET /links", "List the links between brokers", key=("id",))
+async def links(web: request_state.Web, person: request_state.Person) -> list[control.LinkRow]:
     return await web.source.links()
 
 
-@router.post(
-    "/links",
-    summary="Connect a broker to another with a leaf link",
-    **base.answers(base.kind(control.LinkRow), status=201),
+route.operation(router, "POST /links", broker_operations.LINK, body=LinkBody, status=201, needs=ADMIN)
+route.operation(
+    router,
+    "DELETE /links",
+    broker_operations.UNLINK,
+    needs=ADMIN,
+    id=Annotated[str, Query(min_length=1, max_length=700)],
 )
-async def link(web: request_state.Web, person: request_state.Person, body: LinkBody) -> Response:
-    target = f"{body.near}>{body.far}"
-    made = await _control(web, person, "link", target, lambda domain: domain.link(body.near, body.far))
-    return base.reply(made, status=201)
-
-
-@router.delete("/links", summary="Remove a leaf link", **base.answers(base.kind(control.RemovedLink)))
-async def unlink(
-    web: request_state.Web,
-    person: request_state.Person,
-    id: Annotated[str, Query(min_length=1, max_length=700)],
-) -> Response:
-    return base.reply(await _control(web, person, "unlink", id, lambda domain: domain.unlink(id)))
-
-
-async def _control(
-    web: request_state.WebState,
-    person: sessions.LoginSession,
-    verb: str,
-    target: str,
-    act: Callable[[control.BrokerControl], Awaitable[T]],
-) -> T:
-    return await web.actions.run(
-        person,
-        f"broker-{verb}",
-        target,
-        lambda bus: act(control.BrokerControl(bus)),
-        touches="brokers",
-        needs=sessions.WebRole.ADMIN,
-    )

@@ -1,0 +1,40 @@
+"""Operations of management that commands and REST offer as they are: see `muster.bus.rpc.operations`."""
+
+from __future__ import annotations
+
+import functools
+
+from muster.bus.rpc import operations
+
+_operation = functools.partial(operations.Operation, "muster.manage.client:ManageClient", "manage")
+
+SUMMARY = _operation("summary", "Number of resources by state.")
+DESCRIBE = _operation("describe", "Show the details of a resource.")
+DRAIN = _operation("drain", "Drain a resource.", action="drain", target="{name}")
+UNDRAIN = _operation("undrain", "Return a drained resource to service.", action="undrain", target="{name}")
+AGENTS = _operation(
+    "agents",
+    "List agents.",
+    columns=("name", "state", "zone", "resources", "orphans", "cordoned", "labels?"),
+)
+MANAGERS = _operation(
+    "managers",
+    "List managers and their resources.",
+    columns=("name", "resources", "expires_in_s", "leaving"),
+)
+ROLLOUTS = _operation(
+    "rollouts",
+    "List rollouts and their results.",
+    columns=("id", "state", "operation", "counts", "unreachable", "reason"),
+)
+SECRETS = _operation(
+    "secrets",
+    "List the names of secrets and the resources that use them.",
+    columns=("name", "by", "at_ms", "used_by"),
+)
+DELETE_SECRET = _operation(
+    "delete_secret",
+    "Delete a secret that no resource refers to.",
+    action="secret-delete",
+    target="{name}",
+)

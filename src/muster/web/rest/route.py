@@ -1,0 +1,170 @@
+"""Routes: a function that returns rows becomes an operation of the API, and so does one of a table.
+
+    @route.of(router, "GET /summary", "Number of resources by state")
+    async def summary(web: request_state.Web, person: request_state.Person) -> rows.FleetSummary:
+        return await web.source.summary()
+
+    route.operation(router, "POST /resources/{name}/drain", operations.DRAIN, name=base.ResourceName)
+
+The annotation of the result is the schema of the response, and decides its form: an object; ``list``, which
+is sorted by ``key`` and paginated; `Page`, which is paginated already; `Versioned`, with an ETag; None.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import pydantic
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from muster.bus.rpc import operations
+from muster.web import request_state
+from muster.web.auth import sessions
+from muster.web.rest import base
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
+Key = tuple[str, ...] | Callable[[Any], base.Key]  # the fields that sort a list, unique together
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[T]):
+    """A part of a list, and the cursor of the next one."""
+
+    items: Sequence[T]
+    next: str | int | None = None
+    total: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Versioned(Generic[T]):
+    """An object with its version."""
+
+    value: T
+    version: int
+
+
+def of(
+    router: APIRouter,
+    line: str,
+    summary: str,
+    *,
+    status: int | None = None,
+    key: Key | None = None,
+    **more: Any,
+) -> Callable[[F], F]:
+    """Add a route for the decorated function. ``line``: the method and the path."""
+
+    def add(answer: F) -> F:
+        signature = inspect.signature(answer, eval_str=True)
+        _add(router, line, summary, answer.__name__, answer, signature, status, key, answer.__doc__, more)
+        return answer
+
+    return add
+
+
+def operation(
+    router: APIRouter,
+    line: str,
+    declared: operations.Operation,
+    *,
+    as_: str = "",
+    body: type[pydantic.BaseModel] | None = None,
+    status: int | None = None,
+    key: Key | None = None,
+    needs: sessions.WebRole = sessions.WebRole.OPERATOR,
+    fixed: dict[str, Any] | None = None,
+    **parameters: Any,
+) -> Callable[..., Awaitable[Any]]:
+    """Add the route of an operation: its request is the ``parameters`` of path and query, and the ``body``.
+
+    ``fixed``: what the route does not leave open.
+    """
+
+    async def answer(web: request_state.WebState, person: sessions.LoginSession, **request: Any) -> Any:
+        given = request.pop("body", None)
+        request |= (given.model_dump() if given is not None else {}) | (fixed or {})
+        if not declared.action:
+            return await web.source.read(declared, **request)
+        return await web.actions.operate(person, declared, request, needs=needs)
+
+    parameters = {"web": request_state.Web, "person": request_state.Person, **parameters}
+    if body is not None:
+        parameters["body"] = body
+    signature = inspect.Signature(
+        [_parameter(part, kind) for part, kind in parameters.items()],
+        return_annotation=declared.returns,
+    )
+    _add(router, line, declared.help, as_ or declared.method, answer, signature, status, key, None, {})
+    return answer
+
+
+def _parameter(name: str, kind: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
+
+
+def _add(
+    router: APIRouter,
+    line: str,
+    summary: str,
+    name: str,
+    answer: Callable[..., Awaitable[Any]],
+    signature: inspect.Signature,
+    status: int | None,
+    key: Key | None,
+    description: str | None,
+    more: dict[str, Any],
+) -> None:
+    form = signature.return_annotation
+    status = status or (200 if form not in (None, type(None)) else 204)
+    parameters = [part.replace(kind=part.KEYWORD_ONLY) for part in signature.parameters.values()]
+    if key is not None:
+        parameters += [_parameter("limit", base.Limit, base.LIMIT), _parameter("cursor", base.Cursor, "")]
+
+    async def endpoint(**request: Any) -> Response:
+        if key is None:
+            return _respond(await answer(**request), status)
+        cursor, limit = request.pop("cursor"), request.pop("limit")
+        return base.paginate(await answer(**request), cursor, limit, _sorter(key))
+
+    endpoint.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=parameters, return_annotation=Response
+    )
+    endpoint.__name__, endpoint.__doc__ = name, description
+    answers = base.answers(_schema(form), status=status, headers=typing.get_origin(form) is Versioned)
+    method, path = line.split()
+    router.add_api_route(
+        path, endpoint, methods=[method], summary=summary.removesuffix("."), **answers, **more
+    )
+
+
+def _sorter(key: Key) -> Callable[[Any], base.Key]:
+    return key if callable(key) else lambda row: tuple(getattr(row, name) for name in key)
+
+
+def _respond(result: Any, status: int) -> Response:
+    match result:
+        case None:
+            return Response(status_code=status)
+        case Page():
+            return base.page(result.items, result.next, total=result.total)
+        case Versioned():
+            return base.reply(result.value, status=status, version=result.version)
+    return base.reply(result, status=status)
+
+
+def _schema(form: Any) -> dict[str, Any] | None:
+    """The schema of a response, from the annotation of a result."""
+    origin, inner = typing.get_origin(form), typing.get_args(form)
+    if form in (None, type(None)):
+        return None
+    if origin is None:
+        return base.kind(form)
+    if origin is Versioned:
+        return base.kind(inner[0])
+    return base.items(base.kind(inner[0]) if isinstance(inner[0], type) else None)

@@ -347,12 +347,11 @@ async def test_an_identity_has_one_share_for_both_ways(world):
     async with server.RpcServer(service.as_bus(), PART, operations) as serving:
         subject = subjects.from_identity(PART, "ann", "read.state")
 
-        async def overspend() -> None:
-            for _ in range(1000):
-                rpc.result_of((await ann.request(subject, b"{}")).data)
+        async def ask() -> Any:
+            return rpc.result_of((await ann.request(subject, b"{}", timeout_s=0.2)).data)
 
-        with pytest.raises(errors.Throttled):
-            await overspend()
+        outcomes = await asyncio.gather(*(ask() for _ in range(1000)), return_exceptions=True)
+        assert any(isinstance(outcome, errors.Throttled) for outcome in outcomes)
         assert 1 < serving.outcomes["done"] < 1000
         refused = serving.refused["rate"]
         with pytest.raises(errors.TimedOut):  # dropped: it was told a moment ago
@@ -666,3 +665,99 @@ def test_a_reader_finds_frames_in_blocks_of_any_size(size):
         for content in reader.feed(stream[at : at + size])
     ]
     assert actual == contents
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        frames.DirectFrame("", b"", frames.PING),
+        frames.DirectFrame("", b"", "unknown"),
+        frames.DirectFrame("_R.@manage.ann.1.1", b""),
+    ],
+)
+async def test_a_flood_of_frames_that_no_handler_charges_stays_in_the_socket(world, frame):
+    service, ann = await world.pair()
+    await service.subscribe("muster.manage.from.*.read.ping", handler=echo)
+    bob = await world.dial("bob", world.listeners["service"].address)
+    await eventually(lambda: "service" in bob.links)
+    made = service.links["ann"]
+    frames_max = 1000 * admission.SHARE / admission.RECEIVED
+    ann.links["service"]._transport.write(frames.encode(frame) * int(3 * frames_max))
+    await eventually(lambda: not made._transport.is_reading())
+    assert (await bob.request("muster.manage.from.bob.read.ping", b"ping")).data == b"ping"
+    assert not made._transport.is_reading()
+    await eventually(lambda: made._transport.is_reading(), timeout_s=10)
+    assert (await ann.request("muster.manage.from.ann.read.ping", b"ping")).data == b"ping"
+    assert made is service.links["ann"]
+
+
+async def test_what_is_unsent_to_one_identity_is_bounded_over_all_its_connections(world, monkeypatch):
+    """A peer that does not read: each connection stays below its own limit."""
+    monkeypatch.setattr(listener, "UNSENT_BYTES_MAX", 4 << 20)
+    await world.listen("service")
+    listening = world.listeners["service"]
+    ann = await world.bus("ann")
+    for _ in range(4):
+        dialing = await world.stack.enter_async_context(dialer.DirectDialer(ann, world.access("ann")))
+        dialing.keep(listening.address)
+        await eventually(lambda: "service" in ann.links)
+        ann.links.pop("service")._transport.pause_reading()
+    opened = list(listening._links)
+    for _ in range(10):
+        for made in opened:
+            if made.is_open:
+                made.send("muster.manage.to.ann.x", bytes(900 << 10))
+        await asyncio.sleep(0)
+        assert sum(made.unsent_bytes() for made in opened) <= listener.UNSENT_BYTES_MAX + (1 << 20)
+    assert listening.refused["unsent"]
+
+
+async def test_handshakes_of_an_address_have_a_share_of_the_loop(world):
+    await world.listen("service")
+    listening = world.listeners["service"]
+    host, _, port = listening.address.addresses[0].rpartition(":")
+
+    async def attempt() -> None:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(frames.encode(frames.DirectHello("x")) + b"\0\0\0\1\0")
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+
+    attempts = round(2 * 1000 * admission.SHARE / listener.HANDSHAKE)
+    for _ in range(attempts // 10):
+        await asyncio.gather(*(attempt() for _ in range(10)))
+    assert listening.refused["handshakes"] > 0
+    assert listening.refused["handshake"] >= attempts / 2
+
+
+async def test_the_messages_for_any_peer_go_to_one_that_responds(world):
+    """An agent without a broker must not wait for a manager that is frozen."""
+    for name in ("first", "second"):
+        served = await world.listen(name)
+
+        async def reply(message: api.Message, name: str = name) -> None:
+            await message.respond(name.encode())
+
+        await served.subscribe("muster.manage.from.*.read.ping", handler=reply)
+    alone = direct_bus.DirectBus(None, "ann", lambda _: "")
+    await world.bus("ann")
+    dialing = await world.stack.enter_async_context(dialer.DirectDialer(alone, world.access("ann")))
+    for listening in world.listeners.values():
+        dialing.keep(listening.address)
+    await eventually(lambda: len(alone.links) == 2)
+    frozen, other = alone.links.values()
+    frozen.is_responsive = False
+    answer = await alone.request("muster.manage.from.ann.read.ping", b"")
+    assert answer.data.decode() == other.identity
+
+
+async def test_a_closed_bus_makes_no_link(world):
+    bus = await world._connect("ann")
+    bus.peer_access = world.access("ann")
+    near = nearest.of(bus, "manage", _peer_of)
+    await bus.close()
+    for _ in range(nearest.REQUESTS_MIN):
+        with pytest.raises(errors.NotConnected):
+            await near.request("muster.manage.from.ann.read.ping", b"")
+    assert not any("link of ann" in task.get_name() for task in asyncio.all_tasks())

@@ -4,9 +4,11 @@ and beside one."""
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import functools
 import ssl
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,7 +19,7 @@ from muster.bus.client import credential_source
 from muster.bus.direct import bus as direct_bus
 from muster.bus.direct import dialer, frames, listener
 from muster.bus.rpc import client as rpc
-from muster.core import errors, health, messages
+from muster.core import errors, health, messages, subjects
 from muster.core.net import tls
 from muster.manage import agent_routes, protocol
 from muster.manage.agent import agent
@@ -201,3 +203,27 @@ async def test_a_forged_address_in_a_claim_is_not_used(direct, tmp_path):
                 timeout_s=5,
             )
         assert kept == [address]
+
+
+async def test_an_agent_without_a_broker_has_one_share_of_what_a_manager_forwards(direct):
+    """The registry sees the manager as the sender, so the manager bounds what one agent sends."""
+    direct.trust.issue("host-c", roles.Role.AGENT)
+    forwarded = collections.Counter[str]()
+    vouched = subjects.from_identity(protocol.PART, "manager-1", "vouch", "*")
+    async with (
+        await (await direct.connect("registry-0")).subscribe(
+            vouched, handler=lambda message: forwarded.update((message.subject.rpartition(".")[2],))
+        ),
+        connected(direct) as (flooding, _),
+        connected(direct, "host-c") as (other, _),
+    ):
+        await eventually(lambda: "manager-1" in flooding.links and "manager-1" in other.links)
+        begun_s = time.monotonic()
+        for made, number in ((flooding, 2_000), (other, 1)):
+            hello = subjects.from_identity(protocol.PART, made.identity, protocol.HELLO)
+            for _ in range(number):
+                made.links["manager-1"].send(hello, b"")
+        await eventually(lambda: forwarded["host-c"] == 1)
+        took_s = time.monotonic() - begun_s
+    assert 1 < forwarded["host-b"] <= 2 + (1 + took_s) * 500 / agent_routes.FORWARDED
+    assert sum(direct.buses["manager-1"].refused.values()) == 2_000 - forwarded["host-b"]

@@ -10,16 +10,18 @@ usual.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 
 from muster.bus import api
 from muster.bus.direct import bus as direct_bus
-from muster.bus.rpc import client
+from muster.bus.rpc import admission, client
 from muster.core import errors, lifecycle, subjects
 from muster.manage import protocol
 from muster.supervision import tasks
 
-PENDING_MAX = 1_000
+PENDING_MAX = 1_000  # requests; half of them of one agent
+FORWARDED = 2.0  # ms, charged to the agent: the registry cannot charge it for what its manager forwards
 
 #: Requests of an agent to the registry, and the suffix of the forwarded subject.
 _FORWARDED: dict[str, tuple[str, ...]] = {
@@ -46,6 +48,7 @@ class AgentForwarding(lifecycle.ClosingContext):
     def __init__(self, bus: direct_bus.DirectBus) -> None:
         self._bus = bus
         self._tasks = tasks.TaskSupervisor(f"requests forwarded by {bus.identity}")
+        self._pending = admission.PendingRequests(PENDING_MAX)
         self._subscriptions = [
             bus.serve(subjects.from_identity(protocol.PART, "*", kind), self._receive) for kind in _FORWARDED
         ]
@@ -56,11 +59,19 @@ class AgentForwarding(lifecycle.ClosingContext):
         await self._tasks.close()
 
     def _receive(self, message: api.Message) -> None:
-        if self._tasks.pending < PENDING_MAX:  # otherwise the agent repeats it
-            self._tasks.spawn("request", self._forward(message))
-
-    async def _forward(self, message: api.Message) -> None:
         _, _, _, agent, kind = message.subject.split(".", 4)
+        budgets, now_s = self._bus.admission, asyncio.get_running_loop().time()
+        if not self._pending.has_room(agent):
+            self._bus.refused[admission.OverloadReason.PENDING] += 1  # the agent repeats it
+        elif budgets.wait_s(agent, now_s):
+            self._bus.refused[admission.OverloadReason.RATE] += 1
+        else:
+            budgets.charge(agent, FORWARDED, now_s)
+            self._pending.begin(agent)
+            forwarded = self._tasks.spawn("request", self._forward(message, agent, kind))
+            forwarded.add_done_callback(lambda _: self._pending.end(agent))
+
+    async def _forward(self, message: api.Message, agent: str, kind: str) -> None:
         subject = protocol.vouch_subject(self._bus.identity, agent, *_FORWARDED[kind])
         with contextlib.suppress(errors.Unavailable, errors.InvalidInput):
             answer = await client.exchange_once(

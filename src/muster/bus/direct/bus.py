@@ -70,7 +70,7 @@ class DirectBus:
         self._peer_of = peer_of
         self._routes: dict[str, list[_Route]] = {}  # by the beginning of the pattern, see `_beginning`
         self._known: dict[str, tuple[subscriptions.BoundedSubscription, ...]] = {}
-        self._admission = admission.of_loop(asyncio.get_running_loop())
+        self.admission = admission.of_loop(asyncio.get_running_loop())
 
     def __getattr__(self, name: str) -> Any:
         if self._bus is None:
@@ -172,10 +172,10 @@ class DirectBus:
             events.warning("message-refused", reason=reason, peer=over.identity, subject=frame.subject[:200])
         self.refused[reason] += 1
         now_s = asyncio.get_running_loop().time()
-        if self._admission.wait_s(over.identity, now_s):
+        if self.admission.wait_s(over.identity, now_s):
             over.close(f"too many messages that it may not send or that have no handler here ({reason})")
             return
-        self._admission.charge(over.identity, admission.REQUEST, now_s)
+        self.admission.charge(over.identity, admission.REQUEST, now_s)
         if frame.reply:
             over.send(frame.reply, b"", "", status)
 
@@ -188,7 +188,8 @@ class DirectBus:
         if peer != ANY:
             chosen = self.links.get(peer)
         else:
-            chosen = next(iter(self.links.values()), None)
+            links = self.links.values()
+            chosen = next((each for each in links if each.is_responsive), next(iter(links), None))
         if chosen is not None and not chosen.is_responsive and self._bus is not None:
             count_fallback("silent")
             return None

@@ -3,6 +3,9 @@
 Messages of one turn of the event loop are written together. A peer that is silent is detected as a broker is
 (`muster.bus.silence`): then, and when a reply is late, the link is not used until something arrives on
 it. A peer that does not read is disconnected: what waits for it is bounded.
+
+A listener reads from a link only while the identity of the peer has a budget of the event loop
+(`muster.bus.rpc.admission`): a flood stays in the sockets, and costs the peer's own messages time.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import TypeVar, cast
 from muster.bus import message_format, silence
 from muster.bus.client import received, request_timers, requests
 from muster.bus.direct import frames
+from muster.bus.rpc import admission
 from muster.core import errors, subjects
 from muster.core.telemetry import log
 
@@ -27,6 +31,7 @@ T = TypeVar("T")
 
 UNSENT_BYTES_MAX = 8 << 20
 WRITABLE_BYTES = 1 << 20  # with more unsent, senders wait
+WATCHED_BYTES = 64 << 10  # with more unsent, the owner of several links limits their sum
 PENDING_MAX = 10_000  # requests without a reply
 CLOSE_S = 1.0  # for the last words of a link
 NO_HANDLER = b"NATS/1.0 503\r\n\r\n"
@@ -67,6 +72,8 @@ class DirectLink(asyncio.Protocol):
         self.may_send: Callable[[str], bool] = lambda _: False  # which subjects the peer may publish on
         self.is_open = False
         self.is_responsive = True
+        self.budgets: admission.Admission | None = None  # with that of the peer
+        self.on_unsent: Callable[[], None] = lambda: None  # called while more than `WATCHED_BYTES` is unsent
         loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[str] = loop.create_future()  # the reason
         self.welcomed: asyncio.Future[None] = loop.create_future()
@@ -77,6 +84,7 @@ class DirectLink(asyncio.Protocol):
         self._reader = frames.FrameReader()
         self._greeting: asyncio.Future[bytes] = loop.create_future()  # the next message of the handshake
         self._blocks = 0
+        self._held: list[bytes] = []  # read, while the peer has no budget
         self._unsent: list[bytes] = []
         self._in_burst = False
         self._is_writable = asyncio.Event()
@@ -107,6 +115,32 @@ class DirectLink(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._blocks += 1
         self.is_responsive = True
+        wait_s = self._wait_s()
+        if not wait_s and not self._held:
+            self._read(data)
+            return
+        if not self._held and self._transport is not None:
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_later(wait_s, self._continue_reading)
+        self._held.append(data)
+
+    def _wait_s(self) -> float:
+        """The time until the peer has a budget again; 0: it has one."""
+        if self.budgets is None:
+            return 0.0
+        return self.budgets.wait_s(self.identity, asyncio.get_running_loop().time())
+
+    def _continue_reading(self) -> None:
+        if self.ended.done() or self._transport is None:
+            return
+        if wait_s := self._wait_s():  # another link of the identity was first
+            asyncio.get_running_loop().call_later(wait_s, self._continue_reading)
+            return
+        held, self._held = b"".join(self._held), []
+        self._transport.resume_reading()
+        self._read(held)
+
+    def _read(self, data: bytes) -> None:
         try:
             for content in self._reader.feed(data):
                 if self.ended.done():
@@ -205,13 +239,21 @@ class DirectLink(asyncio.Protocol):
 
     def _receive(self, frame: frames.DirectFrame) -> None:
         if not frame.subject:
+            self._charge()
             self._control(frame)
         elif (answer := self._pending.get(frame.subject)) is not None:
             if not answer.done():
                 self._settle(answer, frame)
-        elif not frame.subject.startswith(subjects.REPLY_PREFIX):  # that of a request that was given up
+        elif frame.subject.startswith(subjects.REPLY_PREFIX):  # that of a request that was given up
+            self._charge()
+        else:
             message_format.check_subject(frame.subject)
             self._deliver(self, frame)
+
+    def _charge(self) -> None:
+        """For a frame that reaches no handler, which would charge it."""
+        if self.budgets is not None:
+            self.budgets.charge(self.identity, admission.RECEIVED, asyncio.get_running_loop().time())
 
     def _settle(self, answer: asyncio.Future[received.ReceivedMessage], frame: frames.DirectFrame) -> None:
         if frame.headers is not None and not frame.data:
@@ -271,10 +313,15 @@ class DirectLink(asyncio.Protocol):
         unsent, self._unsent = self._unsent, []
         if unsent and self.is_open and self._transport is not None:
             self._transport.write(b"".join(unsent))
-        if self.is_open and self._unsent_bytes() > UNSENT_BYTES_MAX:
+        if not self.is_open:
+            return
+        unsent_bytes = self.unsent_bytes()
+        if unsent_bytes > UNSENT_BYTES_MAX:
             self.close("the peer does not read its messages")
+        elif unsent_bytes > WATCHED_BYTES:
+            self.on_unsent()
 
-    def _unsent_bytes(self) -> int:
+    def unsent_bytes(self) -> int:
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     async def ease(self) -> None:
@@ -321,7 +368,7 @@ class DirectLink(asyncio.Protocol):
     def _watch(self) -> None:
         """As a session with a broker."""
         self._watch_timer = asyncio.get_running_loop().call_later(silence.INTERVAL_S, self._watch)
-        self._silence.observe(self._blocks, self._unsent_bytes())
+        self._silence.observe(self._blocks, self.unsent_bytes())
         if self._silence.is_lost:
             self.close("the peer is silent")
         elif self._silence.intervals:

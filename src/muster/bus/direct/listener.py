@@ -1,15 +1,17 @@
 """Accepts direct connections for a bus.
 
 Before its client is authenticated a connection costs little: their number is limited, for each address too,
-and so are the size of what is read from them and their time. Afterwards the number of connections of one
-identity is limited. What a broker checks at a login is checked every `AUDIT_S` again: a revoked or expired
-identity is disconnected, and changed permissions take effect.
+and so are the size of what is read from them, their time, and the share of the event loop that the handshakes
+of an address use. Afterwards the number of connections of one identity is limited, and what is unsent to it.
+What a broker checks at a login is checked every `AUDIT_S` again: a revoked or expired identity is
+disconnected, and changed permissions take effect.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import secrets
 import ssl
 import time
@@ -33,6 +35,10 @@ events = log.EventLog("direct")
 AUDIT_S = 1.0
 CONNECTIONS_MAX, OF_IDENTITY_MAX = 4_096, 256
 HANDSHAKES_MAX, OF_ADDRESS_MAX = 256, 64  # connections that are not authenticated yet
+HANDSHAKE = (
+    4.0  # ms of the event loop, charged to the address (`admission`): signatures, and the keys are read
+)
+UNSENT_BYTES_MAX = 32 << 20  # to one identity
 GROUP = "direct"
 OPERATION = f"{server.READ}.direct"  # asks a service for the address of one of its processes
 
@@ -114,7 +120,7 @@ class DirectListener(lifecycle.ServiceContext):
         self._subscription: api.Subscription | None = None
         self._greeting = connection_limits.ConnectionLimits(HANDSHAKES_MAX, OF_ADDRESS_MAX)
         self._links: dict[link.DirectLink, _Login] = {}
-        self._of_identity: Counter[str] = Counter()
+        self._of_identity: dict[str, list[link.DirectLink]] = {}
         self._tasks = tasks.TaskSupervisor(f"direct connections to {bus.identity}")
 
     def __len__(self) -> int:
@@ -173,10 +179,13 @@ class DirectListener(lifecycle.ServiceContext):
     # A connection.
 
     def _connected(self, made: link.DirectLink) -> None:
-        if not self._greeting.add(made, made.address):
+        budgets, now_s = self._bus.admission, asyncio.get_running_loop().time()
+        address = f"@{hosts.network(made.address)}"  # no identity
+        if budgets.wait_s(address, now_s) or not self._greeting.add(made, made.address):
             self._count("handshakes")
             made.close("too many connections are in their handshake")
             return
+        budgets.charge(address, HANDSHAKE, now_s)
         self._tasks.spawn("connection", self._serve(made))
 
     def _count(self, reason: str) -> None:
@@ -202,14 +211,16 @@ class DirectListener(lifecycle.ServiceContext):
         finally:
             self._greeting.discard(made)
         identity = login.admitted.identity
-        if len(self._links) >= CONNECTIONS_MAX or self._of_identity[identity] >= OF_IDENTITY_MAX:
+        if len(self._links) >= CONNECTIONS_MAX or len(self._of_identity.get(identity, ())) >= OF_IDENTITY_MAX:
             self._count("connections")
             made.refuse("it has too many connections")
             return
         made.open(identity, self._bus.identity)
         made.may_send = _may_publish(login.admitted)
+        made.budgets = self._bus.admission
+        made.on_unsent = functools.partial(self._limit_unsent, identity)
         self._links[made] = login
-        self._of_identity[identity] += 1
+        self._of_identity.setdefault(identity, []).append(made)
         remove = self._bus.add(made)
         try:
             with contextlib.suppress(errors.NotConnected):  # it has ended meanwhile
@@ -220,7 +231,16 @@ class DirectListener(lifecycle.ServiceContext):
             made.close()
             remove()
             del self._links[made]
-            self._of_identity -= Counter((identity,))
+            self._of_identity[identity].remove(made)
+            if not self._of_identity[identity]:
+                del self._of_identity[identity]
+
+    def _limit_unsent(self, identity: str) -> None:
+        """Many connections must not keep in memory what one may not."""
+        unsent = {made: made.unsent_bytes() for made in self._of_identity[identity]}
+        if sum(unsent.values()) > UNSENT_BYTES_MAX:
+            self._count("unsent")
+            max(unsent, key=unsent.__getitem__).close("the peer does not read its messages")
 
     async def _authenticate(self, made: link.DirectLink) -> _Login:
         await made.start_tls(self._tls)

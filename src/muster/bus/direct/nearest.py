@@ -48,7 +48,7 @@ class NearestBus(direct_bus.DirectBus):
             _of.pop(self._connected, None)
 
     def _link_for(self, subject: str) -> link.DirectLink | None:
-        if not self.links:
+        if not self.links and self.state is not api.ConnectionState.CLOSED:
             self._requests += 1
             if self._requests == REQUESTS_MIN:
                 self._tasks.loop("link", self._link_always)

@@ -33,6 +33,7 @@ from tests.trust import servers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
+ROOT = Path(__file__).parents[2]
 SOURCE = str(Path(muster.__file__).parents[1])
 
 
@@ -84,6 +85,7 @@ async def secured(folder: Path, stack: contextlib.AsyncExitStack) -> tuple[str, 
         ("pipeline", roles.Role.PIPELINE),
         ("c1", roles.Role.CHANNEL),
         ("ann", roles.Role.OPERATOR),
+        ("lab", roles.Role.READER),
     ):
         trust.issue(identity, role)
     (folder / "broker").mkdir()
@@ -102,6 +104,32 @@ async def test_the_job_runs_on_a_standalone_cluster_and_outlives_a_worker(tmp_pa
         broker_url, trust = await secured(tmp_path, stack)
         master, workers = await stack.enter_async_context(cluster(tmp_path, 3))
         await runs(broker_url, trust, master, tmp_path, workers, how=how, python=python)
+
+
+async def test_a_users_job_brings_its_code_to_a_cluster(tmp_path):
+    """As the guide shows it, with `spark-submit`."""
+    async with contextlib.AsyncExitStack() as stack:
+        broker_url, trust = await secured(tmp_path, stack)
+        master, _ = await stack.enter_async_context(cluster(tmp_path, 1))
+        creds = tmp_path / "lab.creds"
+        creds.write_text(trust.credentials("lab").render())
+        async with await client.connect([broker_url], creds=trust.credentials("c1")) as channel:
+            stream = await channel.stream(traffic.STREAM)
+            for ago_ms in (600_000, 0):
+                sent = [traffic.report("a", 1 + ago_ms, traffic.now_ms() - ago_ms, zone="z1")]
+                await stream.publish(traffic.SUBJECT, traffic.body(sent))
+        python = f"spark.pyspark.python={bare_python(tmp_path)}"
+        command = ("--master", master, "--conf", python, "--conf", "spark.driver.host=127.0.0.1")
+        load = tmp_path / "load"
+        job = (ROOT / "examples" / "spark_stream.py", broker_url, creds, load)
+        async with await spark_submit(*command, *job, folder=tmp_path) as driver:
+
+            def has_written() -> bool:
+                if driver.exit_code is not None:
+                    pytest.fail(driver.tail())
+                return any((load / "load").glob("part-*"))
+
+            await eventually(has_written, timeout_s=300)
 
 
 def command_line(process: psutil.Process) -> str:
@@ -205,11 +233,19 @@ async def submit(how: str, options: Path, folder: Path) -> child_process.ChildPr
     env = {"PYTHONPATH": SOURCE, "SPARK_LOCAL_IP": "127.0.0.1"}
     if how == "python":
         return await child_process.start(sys.executable, "-m", "muster.pipeline.job.main", options, env=env)
+    return await spark_submit(ROOT / "deploy" / "spark" / "pipeline.py", options, folder=folder)
+
+
+async def spark_submit(*arguments: str | Path, folder: Path) -> child_process.ChildProcess:
     java = await asyncio.to_thread(java_runtime.find, folder)
-    program = Path(__file__).parents[2] / "deploy" / "spark" / "pipeline.py"
-    submit_ = Path(pyspark.__file__).parent / "bin" / "spark-submit"
-    env |= {"JAVA_HOME": str(java.home), "PYSPARK_DRIVER_PYTHON": sys.executable}
-    return await child_process.start(submit_, program, options, env=env)
+    program = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    env = {
+        "PYTHONPATH": SOURCE,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "JAVA_HOME": str(java.home),
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+    }
+    return await child_process.start(program, *arguments, env=env)
 
 
 async def check_pages(port: int, seed: str) -> None:

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -75,3 +76,9 @@ def test_java_starts_with_the_collector_that_the_environment_selects(tmp_path, m
     assert flags["UseSerialGC"] == ("true" if variable else "false")
     assert flags["UseParallelGC"] == ("false" if variable else "true")
     assert flags["TieredStopAtLevel"] == "1"
+
+
+def test_programs_of_spark_are_told_where_java_is():
+    module = [sys.executable, "-m", "muster.pipeline.source.java_runtime", "--home"]
+    home = subprocess.run(module, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert Path(home.removesuffix("\n"), "bin", "java").is_file()

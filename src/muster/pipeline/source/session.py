@@ -36,6 +36,7 @@ CORES_STABLE = 4  # equal numbers in succession
 # Where the environment has options for the Java of a driver.
 JAVA_OPTIONS = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
 _FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+_with_code: set[str] = set()  # applications that were sent it
 _COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
 
 
@@ -95,9 +96,19 @@ def start(
     if is_local(master):
         _avoid_processes(session, extra or {})
     else:
-        session.sparkContext.addPyFile(str(code_archive.write(work_dir)))
+        send_code(session)
     session.dataSource.register(data_source.MusterDataSource)
     return session
+
+
+def send_code(session: SparkSession) -> None:
+    """Send Muster to the executors, once for each application."""
+    from pyspark import SparkFiles
+
+    context = session.sparkContext
+    if context.applicationId not in _with_code:
+        context.addPyFile(str(code_archive.write(Path(SparkFiles.getRootDirectory(), "muster"))))
+        _with_code.add(context.applicationId)
 
 
 def is_local(master: str) -> bool:

@@ -406,7 +406,6 @@ def test_an_unknown_handle_ends_its_session(sent_bytes: bytes):
 @pytest.mark.parametrize(
     "sent_bytes",
     [
-        frames.flow(7, (0, 1, 0)),  # a channel without a session
         b"\x00\x00\x00\x10\x02\x00\x00\x00\x00\x53\x14\xff\xff\xff\xff\xff",
         b"\x00\x00\x00\x0d\x02\x00\x00\x00\x00\x53\x14\x45\x00",
         frames.disposition(0, 0, 5, b"\x00\x53")[:-1] + b"\xd0",

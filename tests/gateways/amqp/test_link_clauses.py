@@ -360,17 +360,6 @@ async def test_2_6_14_an_incomplete_message_that_is_aborted_is_discarded(
     assert not any(row.depth for row in (await connection.request(protocol.ListQueues())).queues)
 
 
-async def test_2_7_5_the_parts_of_a_message_have_one_number(frame_client: raw_client.FrameClient):
-    def work() -> str:
-        raw = frame_client
-        raw.send(*raw.attach_sender(0, raw_client.described(0x29, QUEUE)))
-        raw.until(frames.FLOW)
-        raw.send(*raw.transfer(0, 0, more=True), *raw.transfer(0, 1))
-        return raw_client.condition(raw.until(frames.DETACH))
-
-    assert await asyncio.to_thread(work) == "amqp:not-allowed"
-
-
 @pytest.mark.parametrize("frame", [frames.FLOW, frames.TRANSFER])
 async def test_2_7_a_frame_of_an_unattached_handle_ends_the_session(
     frame_client: raw_client.FrameClient, frame: int

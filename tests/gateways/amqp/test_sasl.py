@@ -106,14 +106,46 @@ async def test_anonymous_only_where_it_is_allowed(
     assert server.failed == (anonymous is None)
 
 
+async def test_a_client_without_sasl_gets_the_sasl_header(verifiers: password_checker.PasswordChecker):
+    with pytest.raises(errors.InvalidInput):
+        await sasl.SaslServer(verifiers).receive(b"AMQP\x00\x01\x00\x00")
+
+
 @pytest.mark.parametrize(
-    "sent_bytes", [b"AMQP\x00\x01\x00\x00", sasl.HEADER + b"\x00\x00\x00\x04\x02\x01\x00\x00"]
+    "sent_bytes",
+    [
+        pytest.param(b"\x00\x00\x00\x04\x02\x01\x00\x00", id="a size below that of a header"),
+        pytest.param(b"\x00\x00\x20\x00\x02\x01\x00\x00", id="a frame that is too large"),
+        pytest.param(b"\x00\x00\x00\x08\x02\x00\x00\x00", id="a frame of AMQP"),
+        pytest.param(sasl._frame(0x40, [sasl._symbols(["ANONYMOUS"])]), id="mechanisms"),
+        pytest.param(sasl._frame(0x42, [sasl._binary(b"x")]), id="a challenge"),
+        pytest.param(sasl._frame(0x43, [sasl._binary(b"x")]), id="a response before the init"),
+        pytest.param(sasl._frame(0x44, [b"\x50\x00"]), id="an outcome"),
+        pytest.param(sasl._frame(0x41, []), id="an init without a mechanism"),
+        pytest.param(_init("PLAIN", b"ann"), id="a malformed initial response"),
+        pytest.param(_init("SCRAM-SHA-256", b"n,,n=ann,r=x") + _init("ANONYMOUS", b""), id="two inits"),
+    ],
 )
-async def test_a_client_without_sasl_gets_the_sasl_header(
+async def test_5_3_a_frame_that_may_not_come_is_answered_and_fails(
     verifiers: password_checker.PasswordChecker, sent_bytes: bytes
 ):
-    with pytest.raises(errors.InvalidInput):
-        await sasl.SaslServer(verifiers).receive(sent_bytes)
+    server = sasl.SaslServer(verifiers, anonymous="visitor")
+    answer = await server.receive(sasl.HEADER + sent_bytes)
+    assert answer.startswith(sasl.HEADER + sasl._frame(0x40, [sasl._symbols(server.mechanisms)]))
+    assert answer.endswith(sasl._frame(0x44, [b"\x50\x01"]))
+    assert server.failed
+    assert server.login is None
+
+
+async def test_5_3_3_plain_without_an_initial_response_is_challenged(
+    verifiers: password_checker.PasswordChecker,
+):
+    server = sasl.SaslServer(verifiers)
+    answer = await server.receive(sasl.HEADER + sasl._frame(0x41, [b"\xa3\x05PLAIN"]))
+    assert answer.endswith(sasl._frame(0x42, [sasl._binary(b"")]))
+    await server.receive(sasl._frame(0x43, [sasl._binary(f"\0ann\0{WORD}".encode())]))
+    assert server.login is not None
+    assert server.login.name == "ann"
 
 
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
@@ -164,8 +196,5 @@ async def test_a_malformed_first_message_of_scram_is_answered_with_its_error(
     verifiers: password_checker.PasswordChecker, message: str
 ):
     server = sasl.SaslServer(verifiers)
-    try:
-        await server.receive(sasl.HEADER + _init("SCRAM-SHA-256", message.encode()))
-    except errors.InvalidInput:
-        return
+    await server.receive(sasl.HEADER + _init("SCRAM-SHA-256", message.encode()))
     assert server.failed

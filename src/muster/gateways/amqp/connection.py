@@ -161,8 +161,7 @@ class AmqpConnection(asyncio.Protocol):
                 self._socket.write(await self._sasl.receive(data))
         except errors.InvalidInput as error:
             events.info("protocol-mismatch", error=error)
-            if not self._sasl.greeted:
-                self._socket.write(sasl.HEADER)  # the protocol header that the gateway expects
+            self._socket.write(sasl.HEADER)  # the protocol header that the gateway expects
             self._socket.close()
             return
         finally:

@@ -259,6 +259,7 @@ class LinkFactory:
             return
         link.source.copy(source)
         terminus.set_filters(link.source.filter, filters.applied)
+        terminus.set_outcomes(link.source.outcomes)
         link.target.copy(link.remote_target)
         if source.dynamic:
             outgoing.temporary = destination

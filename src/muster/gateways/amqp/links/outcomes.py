@@ -78,7 +78,7 @@ class Outcomes:
             outgoing.returned(number, data, code, state)
             return
         transactions = self._connection.transactions
-        if code == frames.TRANSACTIONAL and transactions.acknowledge(state, default, key, number):
+        if code == frames.TRANSACTIONAL and transactions.acknowledge(outgoing, state, default, key, number):
             return
         self._unsettled.discard((key, number))
         if code == frames.ACCEPTED:

@@ -165,6 +165,8 @@ class ProducerLink:
         if self._coordinator:
             self._connection.transactions.coordinate(self.link, number, data)
             return
+        if not data:
+            raise message_errors.FormatError("not an AMQP message: a transfer without a payload")
         now_ms = time.time_ns() // 1_000_000
         meta, body, destination = message_codec.decode(data, self._destination, now_ms)
         self._route(number, self._checked(destination), meta, body, settled, state)

@@ -9,6 +9,7 @@ import proton
 
 _SELECTOR: Final = ("apache.org:selector-filter:string", str(0x0000468C00000004))
 _DELETE_ON_CLOSE: Final = proton.ulong(0x2B)
+_OUTCOMES: Final = tuple(f"amqp:{name}:list" for name in ("accepted", "rejected", "released", "modified"))
 _NO_LOCAL: Final = ("apache.org:no-local-filter:list", str(0x0000468C00000003))
 
 
@@ -55,6 +56,13 @@ def set_lifetime(data: Any) -> None:
     """State the lifetime of a temporary destination, whatever the client requested."""
     data.clear()
     data.put_object({proton.symbol("lifetime-policy"): proton.Described(_DELETE_ON_CLOSE, [])})
+
+
+def set_outcomes(data: Any) -> None:
+    """State the outcomes that a message may have, if the client does not limit them."""
+    if _object(data) is None:
+        data.clear()
+        data.put_object(proton.Array(proton.UNDESCRIBED, proton.Data.SYMBOL, *map(proton.symbol, _OUTCOMES)))
 
 
 def set_filters(data: Any, applied: dict[Any, Any]) -> None:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from muster.core import errors
-from muster.gateways.amqp.protocol import endpoints, frames
+from muster.gateways.amqp.protocol import conditions, endpoints, frames
 from muster.message import errors as message_errors
 from muster.message import protocol, values
 from muster.message.amqp_format import amqp_types
 
 if TYPE_CHECKING:
     from muster.gateways.amqp import connection
-    from muster.gateways.amqp.links import topics
+    from muster.gateways.amqp.links import consumers, topics
 
 _DECLARE, _DISCHARGE = (0x31, "amqp:declare:list"), (0x32, "amqp:discharge:list")
 _LOCAL: Final = "amqp:local-transactions"
@@ -83,13 +84,26 @@ class TransactionCoordinator:
         with contextlib.suppress(message_errors.FormatError, message_errors.UnknownTransaction):
             self._named(state)[1].error = error
 
-    def acknowledge(self, state: bytes | None, default: bytes | None, key: str, number: int) -> bool:
+    def _named_by(self, link: consumers.OutgoingLink, state: bytes | None) -> AmqpTransaction | None:
+        """The transaction in which a message of ``link`` is settled. The link ends if there is none."""
+        try:
+            return self._named(state)[1]
+        except (message_errors.FormatError, message_errors.UnknownTransaction) as error:
+            self._connection.call_soon(functools.partial(self._end, link, error))
+            return None
+
+    def _end(self, link: consumers.OutgoingLink, error: errors.MusterError) -> None:
+        if not link.closed:
+            self._connection.link_factory.close_outgoing(link, conditions.name(error), error.message)
+
+    def acknowledge(
+        self, link: consumers.OutgoingLink, state: bytes | None, default: bytes | None, key: str, number: int
+    ) -> bool:
         """``default``: the outcome if the state has none. False: the transaction has ended, so the message is
         delivered again.
         """
-        try:
-            _, transaction = self._named(state)
-        except (message_errors.FormatError, message_errors.UnknownTransaction):
+        transaction = self._named_by(link, state)
+        if transaction is None:
             return False
         outcome = _outcome(state, default)
         if frames.code_of(outcome) != frames.ACCEPTED:
@@ -107,9 +121,8 @@ class TransactionCoordinator:
         """A topic message has an outcome in a transaction. If that has ended, the message is delivered
         again.
         """
-        try:
-            _, transaction = self._named(state)
-        except (message_errors.FormatError, message_errors.UnknownTransaction):
+        transaction = self._named_by(topic_link, state)
+        if transaction is None:
             topic_link.redeliver(number, data, counted=True)
             return
         try:

@@ -16,6 +16,7 @@ UNSETTLED_BYTES_MAX: Final = 64 << 20  # of unsettled messages of a session
 LARGE_BYTES: Final = 640 << 10  # above this size, an incomplete message is passed on in parts
 _UNLIMITED: Final = 1 << 63
 _TOKEN_BYTES: Final = 256  # approximate size of a token besides its message
+TAG_BYTES_MAX: Final = 32
 MASK: Final = 0xFFFFFFFF
 
 #: A message without an outcome: its link, its backlog (empty: the link is not notified of acceptance), its
@@ -138,6 +139,7 @@ class AmqpLink:
         "delivered",
         "drain",
         "handle",
+        "identity",
         "key",
         "large",
         "lead",
@@ -150,6 +152,7 @@ class AmqpLink:
         "on_oversize",
         "partial",
         "parts",
+        "send_mode",
         "session",
         "settles_second",
         "size",
@@ -167,9 +170,11 @@ class AmqpLink:
         self.credit = 0
         self.delivered = 0
         self.drain = False
+        self.send_mode: int | None = None  # of the peer: it settles nothing (0) or everything (1)
         self.settles_second = False  # of the messages that it receives: after the peer has settled them
         self.parts = bytearray()  # of the message that is incomplete; a list would not limit their number
         self.partial: tuple[int, bool, bytes | None] | None = None
+        self.identity: tuple[bytes | None, int | None] = (None, None)  # tag and format of that message
         self.size = 0  # of the message that is incomplete, so far
         self.bytes_max = _UNLIMITED  # of a message that it receives
         self.on_oversize: Callable[[bytes | None], None] = ignore
@@ -224,6 +229,23 @@ class AmqpLink:
                 self.on_aborted()
             else:
                 self.on_message(number, data, settled, state)
+
+    def misuse(self, number: int | None, tag: bytes | None, form: int | None, settled: bool) -> str | None:
+        """What is wrong with the numbers of a transfer that begins or continues a message. Proton's clients
+        write an empty tag of a settled message as none.
+        """
+        if self.partial is None:
+            if number is None or (tag is None and not settled):
+                return "the first transfer of a message without a delivery-id or a delivery-tag"
+            if tag is not None and (tag[0] != 0xA0 or len(tag) > 2 + TAG_BYTES_MAX):
+                return f"a delivery-tag that is not a binary of at most {TAG_BYTES_MAX} bytes"
+            if form:
+                return f"the message-format {form}: 0 is the only one"
+        elif number not in (None, self.partial[0]):
+            return f"message {number} begins before the one before it ends"
+        elif tag not in (None, self.identity[0]) or form not in (None, self.identity[1] or 0):
+            return "the delivery-tag or message-format has changed within a message"
+        return None
 
     def drop_parts(self) -> None:
         """Remove the parts of a message that is complete or aborted."""

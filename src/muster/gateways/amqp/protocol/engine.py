@@ -84,6 +84,10 @@ class AmqpEngine(output.EngineOutput):
                 return True
             self._greeted = True
             at = 8
+            if data[:8] != frames.HEADER:
+                self._put(frames.HEADER)  # the only version; a peer that cannot use it is disconnected
+                self._close_sent = True
+                return False
             if not self._control(data[:8]):
                 return False
         sessions = self._sessions
@@ -112,7 +116,8 @@ class AmqpEngine(output.EngineOutput):
                     self._received = True
                     session = sessions.get(channel)
                     if session is None:
-                        raise ValueError(f"channel {channel} has no session")
+                        self.fail("amqp:not-allowed", f"no such channel: {channel}")
+                        return False
                     if code == frames.TRANSFER:
                         self._transfer(session, data, start, end)
                     elif code == frames.DISPOSITION:
@@ -124,10 +129,13 @@ class AmqpEngine(output.EngineOutput):
                 at = end
             if size - at >= 8:
                 length = int.from_bytes(data[at : at + 4], "big")
-                if not 8 <= length <= FRAME_BYTES_MAX or length <= size - at:
-                    if not self._control(data[at:]):  # too short for a frame, unless it is a heartbeat
+                if not 8 <= length <= FRAME_BYTES_MAX:
+                    return self._control(data[at:])  # proton reports the error
+                if length <= size - at:  # a heartbeat, or too short for a performative
+                    others = True
+                    if not self._control_frame(0, 0, data[at : at + length], 0):
                         return False
-                    at = size
+                    at += length
         except amqp_types.MALFORMED as error:
             self.fail("amqp:decode-error", f"a malformed frame: {error}")
             return False
@@ -137,9 +145,11 @@ class AmqpEngine(output.EngineOutput):
         return True
 
     def fail(self, condition: str, why: str) -> None:
-        """Close the connection with an error condition."""
+        """Close the connection with an error condition, which only a peer that has sent an open can read."""
         self._rest = b""
         self._output_pending = True
+        if self.connection.state & proton.Endpoint.REMOTE_UNINIT:
+            return
         if self.connection.state & proton.Endpoint.LOCAL_UNINIT:
             self.connection.open()  # a close follows an open
         self.connection.condition = proton.Condition(condition, why)
@@ -151,6 +161,9 @@ class AmqpEngine(output.EngineOutput):
 
     def _control_frame(self, code: int, channel: int, frame: bytes, at: int) -> bool:
         """Pass a frame to proton, and note what concerns this module."""
+        if (wrong := self._misplaced(code, channel, frame)) is not None:
+            self.fail(*wrong)
+            return False
         session = self._sessions.get(channel)
         container = None
         if code == frames.OPEN:
@@ -172,22 +185,33 @@ class AmqpEngine(output.EngineOutput):
             )
         elif code == frames.ATTACH and session is not None:
             fields, _ = frames.fields(frame, at, 10)
-            name, handle, receives = (*fields, None, None, None)[:3]
-            if not isinstance(name, str) or type(handle) is not int:
-                raise ValueError("an attach needs a name and a handle")
+            name, handle, receives, mode = (*fields, None, None, None, None)[:4]
+            frames.require("an attach", name=name, handle=handle, role=receives)
+            if not isinstance(name, str) or type(handle) is not int or type(receives) is not bool:
+                raise ValueError("an attach whose name, handle or role has the wrong type")
             if handle in session.links:
                 self._end(session, "amqp:session:handle-in-use", f"handle {handle} already has a link")
                 return True
+            first = fields[9] if len(fields) > 9 else None
+            if not receives:
+                frames.require("an attach of a sender", initial_delivery_count=first)
             if not self.budget.add_link():
                 self.fail("amqp:resource-limit-exceeded", "this connection, or its login, has too many links")
                 return False
             attached = endpoints.AmqpLink(session, (name, not receives))
             if receives:
                 attached.default_outcome = frames.default_outcome(fields[5] if len(fields) > 5 else None)
-            elif len(fields) > 9 and type(fields[9]) is int:
-                attached.delivered = fields[9]  # a sender begins to count at any number
+            else:  # a sender begins to count at any number
+                attached.send_mode = mode if mode in (0, 1) else None
+                attached.delivered = first if type(first) is int else 0
             self._free_name(session, attached.key)
             self._arriving, self._arriving_number = attached, handle
+        elif code == frames.DETACH and session is not None:
+            (handle,) = frames.numbers(frame, at, 1)
+            frames.require("a detach", handle=handle)
+            if handle not in session.links:
+                self._end(session, "amqp:session:unattached-handle", f"handle {handle} has no link")
+                return True
         arriving = self._arriving
         valid = self._control(frame)
         if code == frames.OPEN:  # after proton has it, which sends no close before an open
@@ -212,6 +236,20 @@ class AmqpEngine(output.EngineOutput):
             self.budget.remove_links(len(session.links))
             del self._sessions[channel]
         return valid
+
+    def _misplaced(self, code: int, channel: int, frame: bytes) -> tuple[str, str] | None:
+        """The condition and the reason why a frame may not come now, or is none that this layer knows."""
+        is_open = not self.connection.state & proton.Endpoint.REMOTE_UNINIT
+        if frames.OPEN <= code <= frames.CLOSE:
+            if is_open == (code == frames.OPEN):
+                return "amqp:illegal-state", "a connection begins with one open"
+            if code == frames.OPEN and channel:
+                return "amqp:not-allowed", "an open belongs on channel 0"
+        elif frame[4] >= 2 and frame[5] != 0:
+            return "amqp:connection:framing-error", f"frames of type {frame[5]} are not allowed here"
+        elif 2 <= frame[4] < len(frame) / 4:
+            return "amqp:decode-error", "the body of a frame is none of the performatives"
+        return None
 
     def has_link(self, wrapper: Any) -> bool:
         return wrapper._impl in self._links
@@ -264,7 +302,7 @@ class AmqpEngine(output.EngineOutput):
         self._on_event(event)
 
     def _transfer(self, session: endpoints.AmqpSession, data: bytes, at: int, end: int) -> None:
-        handle, number, (settled, more, state, aborted), start = frames.transfer(data, at)
+        handle, number, tag, (settled, more, state, aborted, form), start = frames.transfer(data, at)
         if start > end:
             raise ValueError("a transfer extends beyond its frame")
         session.incoming = (session.incoming + 1) & _MASK
@@ -280,12 +318,23 @@ class AmqpEngine(output.EngineOutput):
             return
         if link.handle is None:
             return  # closed on this side, and the peer does not know yet
+        if not link.key[1]:
+            self.close(link, "amqp:not-allowed", "a transfer on a link that receives")
+            return
+        if (wrong := link.misuse(number, tag, form, settled)) is not None:
+            self.close(link, "amqp:invalid-field", wrong)
+            return
+        if link.send_mode is not None and not more and not aborted:
+            is_settled = settled or (link.partial is not None and link.partial[1])
+            if is_settled != bool(link.send_mode):
+                mode = "settled" if link.send_mode else "unsettled"
+                self.close(link, "amqp:invalid-field", f"the link sends {mode} messages only")
+                return
         if link.partial is None:
             if link.credit <= 0:
                 self.close(link, "amqp:link:transfer-limit-exceeded", "there was no credit for this message")
                 return
-            if number is None:
-                raise ValueError("a transfer has no number")
+            assert number is not None
             link.credit -= 1
             link.delivered += 1
             if not more:
@@ -296,13 +345,12 @@ class AmqpEngine(output.EngineOutput):
                 else:
                     link.on_message(number, data[start:end], settled, state)
                 return
-            link.partial = (number, settled, state)
-        elif number not in (None, link.partial[0]):
-            self.close(link, "amqp:not-allowed", f"message {number} begins before the one before it ends")
-            return
+            link.partial, link.identity = (number, settled, state), (tag, form)
         link.add(data[start:end], settled, state, more=more, aborted=aborted)
 
     def _end(self, session: endpoints.AmqpSession, condition: str, why: str) -> None:
+        if session.wrapper.state & proton.Endpoint.LOCAL_CLOSED:
+            return
         session.wrapper.condition = proton.Condition(condition, why)
         session.wrapper.close()
         session.shut()
@@ -336,10 +384,11 @@ class AmqpEngine(output.EngineOutput):
     def _disposition(self, session: endpoints.AmqpSession, data: bytes, at: int) -> None:
         fields, _ = frames.fields(data, at, 5)
         role, first, last, settled, state = fields + [None] * (5 - len(fields))
+        frames.require("a disposition", role=role, first=first)
+        if type(role) is not bool or type(first) is not int or type(last) not in (int, type(None)):
+            raise ValueError("a disposition whose role or deliveries have the wrong type")
         if not role:
             return  # of the peer's messages: this side always settles them
-        if type(first) is not int or type(last) not in (int, type(None)):
-            raise ValueError("a disposition without a delivery")
         if not isinstance(state, bytes):
             state = None
         code = frames.ACCEPTED if state == frames.ACCEPTED_STATE else frames.code_of(state)
@@ -381,6 +430,11 @@ class AmqpEngine(output.EngineOutput):
             if not session.blocked:
                 self._notify_credit(list(session.links.values()))
         if handle is None:
+            if delivered is not None or credit is not None or drain:
+                self._end(
+                    session, "amqp:invalid-field", "a flow with fields of a link, but without its handle"
+                )
+                return
             if echo:
                 self._session_flow(session)
             self._notify_credit(list(session.links.values()))

@@ -16,6 +16,7 @@ OPEN, BEGIN, ATTACH, FLOW, TRANSFER, DISPOSITION, DETACH, END, CLOSE = range(0x1
 ACCEPTED, REJECTED, RELEASED, MODIFIED = range(0x24, 0x28)
 _SOURCE, DECLARED, TRANSACTIONAL = 0x28, 0x33, 0x34
 _SOURCE_HEAD: Final = bytes((0, 0x53, _SOURCE))
+HEADER: Final = b"AMQP\x00\x01\x00\x00"
 EMPTY: Final = b"\x00\x00\x00\x08\x02\x00\x00\x00"
 ACCEPTED_STATE: Final = b"\x00\x53\x24\x45"
 RELEASED_STATE: Final = b"\x00\x53\x26\x45"
@@ -106,13 +107,13 @@ def require(frame: str, **values: object) -> None:
         raise ValueError(f"{frame} without {' and '.join(missing)}")
 
 
-Rest = tuple[bool, bool, bytes | None, bool]  # settled, more, state, aborted
+Rest = tuple[bool, bool, bytes | None, bool, int | None]  # settled, more, state, aborted, message format
 _known: dict[bytes, Rest] = {}
 
 
-def transfer(data: bytes, at: int) -> tuple[int, int | None, Rest, int]:
-    """The handle, the delivery number, the other fields, and the start of the payload of the transfer whose
-    fields begin at ``at``.
+def transfer(data: bytes, at: int) -> tuple[int, int | None, bytes | None, Rest, int]:
+    """The handle, the delivery number, the encoded tag, the other fields, and the start of the payload of the
+    transfer whose fields begin at ``at``.
     """
     kind = data[at]
     if kind == 0xC0:
@@ -142,13 +143,17 @@ def transfer(data: bytes, at: int) -> tuple[int, int | None, Rest, int]:
             number, at = 0, at + 1
         else:
             at = amqp_types.skip(data, at)
+    tag: bytes | None = None
     if count > 2:
-        at = at + 2 + data[at + 1] if data[at] == 0xA0 else amqp_types.skip(data, at)
+        kind, begin = data[at], at
+        at = at + 2 + data[at + 1] if kind == 0xA0 else amqp_types.skip(data, at)
+        if kind != 0x40:
+            tag = data[begin:at]
     raw = data[at:end]
     rest = _known.get(raw)
     if rest is None:
         rest = _rest(raw, count - 3)
-    return handle, number, rest, end
+    return handle, number, tag, rest, end
 
 
 def _rest(raw: bytes, count: int) -> Rest:
@@ -161,7 +166,7 @@ def _rest(raw: bytes, count: int) -> Rest:
     if at > len(raw):
         raise ValueError("a transfer ends before its fields")
     items += [None] * (8 - len(items))
-    rest = (bool(items[1]), bool(items[2]), items[4], bool(items[6]))
+    rest = (bool(items[1]), bool(items[2]), items[4], bool(items[6]), items[0])
     if rest[2] is None:
         if len(_known) >= _KNOWN_MAX:
             _known.clear()

@@ -7,7 +7,7 @@ passwords, so the five frames are read and written here.
     header            ──>
                       <──          header, mechanisms
     init              ──>
-    response          ──> <──      challenge         (SCRAM)
+    response          ──> <──      challenge         (SCRAM, or PLAIN without an initial response)
                       <──          outcome
 """
 
@@ -20,8 +20,11 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from muster.core import errors
+from muster.core.telemetry import log
 from muster.trust.login import passwords
 from muster.trust.permissions import roles
+
+events = log.EventLog("message")
 
 HEADER: Final = b"AMQP\x03\x01\x00\x00"
 FRAME_MAX: Final = 4096  # a client needs no more before it is authenticated
@@ -61,6 +64,7 @@ class SaslServer:
         self._buffer = b""
         self.greeted = False
         self._scram: _Scram | None = None
+        self._mechanism: str | None = None  # that the client has chosen
         self.login: passwords.PasswordLogin | None = None
         self.failed = False
 
@@ -75,7 +79,9 @@ class SaslServer:
         return self._buffer
 
     async def receive(self, data: bytes) -> bytes:
-        """The bytes to reply with; raises `errors.InvalidInput` if the peer does not use SASL."""
+        """The bytes to reply with, also if the login has ``failed``. Raises `errors.InvalidInput` if the peer
+        does not use SASL.
+        """
         self._buffer += data
         reply = b""
         if not self.greeted:
@@ -86,8 +92,10 @@ class SaslServer:
             self._buffer = self._buffer[8:]
             self.greeted = True
             reply = HEADER + _frame(_MECHANISMS, [_symbols(self.mechanisms)])
-        while self.login is None and not self.failed and (body := self._next()) is not None:
+        while self.login is None and not self.failed:
             try:
+                if (body := self._next()) is None:
+                    break
                 code, fields = _parse(body)
                 reply += await self._handle(code, fields)
             except (errors.Refused, errors.NotFound, errors.Overloaded) as error:
@@ -95,7 +103,9 @@ class SaslServer:
                 outcome = _TEMPORARY if isinstance(error, errors.Overloaded) else _WRONG
                 reply += _frame(_OUTCOME, [bytes((0x50, outcome))])
             except (ValueError, LookupError, struct.error) as error:
-                raise errors.InvalidInput(f"a malformed SASL frame: {error}") from error
+                events.info("malformed-sasl", error=error)
+                self.failed = True
+                reply += _frame(_OUTCOME, [bytes((0x50, _WRONG))])
         return reply
 
     def _next(self) -> bytes | None:
@@ -103,32 +113,39 @@ class SaslServer:
             return None
         size, offset, kind = struct.unpack_from(">IBB", self._buffer)
         if not 8 <= size <= FRAME_MAX or kind != 1 or offset < 2 or offset * 4 > size:
-            raise errors.InvalidInput(f"not a SASL frame: size {size}, type {kind}")
+            raise ValueError(f"not a SASL frame: size {size}, type {kind}")
         if len(self._buffer) < size:
             return None
         body, self._buffer = self._buffer[offset * 4 : size], self._buffer[size:]
         return body
 
     async def _handle(self, code: int, fields: list[bytes | None]) -> bytes:
-        if code == _INIT:
+        if code == _INIT and self._mechanism is None:
             mechanism = (fields[0] or b"").decode("ascii")
             initial = fields[1] if len(fields) > 1 else None
             if mechanism not in self.mechanisms:
                 raise errors.Unauthorized(f"the mechanism {mechanism!r} is not offered")
+            self._mechanism = mechanism
             if mechanism == "ANONYMOUS":
                 return self._succeed(passwords.PasswordLogin(self._anonymous or "", roles.Role.USER))
-            assert self._verifiers is not None
-            if mechanism == "PLAIN":
-                _, name, password = (initial or b"").split(b"\0")
-                return self._succeed(
-                    await self._verifiers.check(name.decode(), password.decode(), self._address)
-                )
-            self._scram = _Scram(self._verifiers, mechanism, self._nonce(), self._address)
-            return _frame(_CHALLENGE, [_binary(await self._scram.first(initial or b""))])
-        if code == _RESPONSE and self._scram is not None:
-            login, final = await self._scram.last(fields[0] or b"")
-            return self._succeed(login, final)
+            if initial is None:
+                return _frame(_CHALLENGE, [_binary(b"")])
+            return await self._proceed(mechanism, initial)
+        if code == _RESPONSE and self._mechanism is not None:
+            return await self._proceed(self._mechanism, fields[0] or b"")
         raise ValueError(f"unexpected code {code:#x}")
+
+    async def _proceed(self, mechanism: str, data: bytes) -> bytes:
+        """The next message of the client's mechanism, in its init or in a response."""
+        assert self._verifiers is not None
+        if mechanism == "PLAIN":
+            _, name, password = data.split(b"\0")
+            return self._succeed(await self._verifiers.check(name.decode(), password.decode(), self._address))
+        if self._scram is None:
+            self._scram = _Scram(self._verifiers, mechanism, self._nonce(), self._address)
+            return _frame(_CHALLENGE, [_binary(await self._scram.first(data))])
+        login, final = await self._scram.last(data)
+        return self._succeed(login, final)
 
     def _succeed(self, login: passwords.PasswordLogin, data: bytes | None = None) -> bytes:
         self.login = login

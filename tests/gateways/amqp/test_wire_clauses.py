@@ -1,0 +1,307 @@
+"""Clauses of AMQP 1.0, parts 2.3 to 2.8, that a client violates, and the answer of the gateway.
+
+The table is the list of the clauses: a section, what the client sends, the frame that answers, its condition.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from muster.message import destinations, protocol
+from tests.message import conftest
+
+proton = pytest.importorskip("proton", reason="python-qpid-proton is not installed")
+
+from muster.gateways.amqp.protocol import frames  # noqa: E402
+from muster.message.amqp_format import amqp_types  # noqa: E402
+from tests.gateways.amqp import raw_client  # noqa: E402
+
+if TYPE_CHECKING:
+    from muster.gateways.amqp import gateway as amqp_gateway
+
+U, NULL, TRUE, FALSE = amqp_types.uint, raw_client.NULL, b"\x41", b"\x42"
+UNSETTLED, SETTLED = amqp_types.uint(0), amqp_types.uint(1)
+ONE, TWO = amqp_types.binary(b"1"), amqp_types.binary(b"2")
+ORDERS = raw_client.described(0x29, [amqp_types.text("queue:orders")])
+PAYLOAD = raw_client.described(0x77, [amqp_types.text("one")])[:3] + amqp_types.text("one")
+CLOSE, END, DETACH = frames.CLOSE, frames.END, frames.DETACH
+DECODE, INVALID, ALLOWED = "amqp:decode-error", "amqp:invalid-field", "amqp:not-allowed"
+FRAMING, STATE = "amqp:connection:framing-error", "amqp:illegal-state"
+UNATTACHED = "amqp:session:unattached-handle"
+
+Client = raw_client.FrameClient
+
+
+def _sends(raw: Client, mode: bytes = NULL, most: bytes = NULL) -> None:
+    """Attach link 0, on which the client sends, and wait for credit."""
+    fields = [amqp_types.text("out"), U(0), FALSE, mode, NULL, raw_client.described(0x28, []), ORDERS]
+    raw.send(frames.ATTACH, [*fields, NULL, NULL, U(0), most])
+    raw.until(frames.FLOW)
+
+
+def _receives(raw: Client) -> None:
+    raw.send(*raw.attach_receiver(0, [amqp_types.text("queue:orders")]))
+    raw.until(frames.ATTACH)
+
+
+def _frame(code: int, *items: bytes, channel: int = 0) -> Callable[[Client], None]:
+    return lambda raw: raw.send(code, list(items), channel=channel)
+
+
+def _bytes(data: bytes) -> Callable[[Client], None]:
+    return lambda raw: raw.socket.sendall(data)
+
+
+def _transfers(*transfers: list[bytes], mode: bytes = NULL) -> Callable[[Client], None]:
+    def act(raw: Client) -> None:
+        _sends(raw, mode)
+        for items in transfers:
+            raw.send(frames.TRANSFER, items)
+
+    return act
+
+
+def _after(prepare: Callable[[Client], None], *items: bytes) -> Callable[[Client], None]:
+    def act(raw: Client) -> None:
+        prepare(raw)
+        raw.send(frames.TRANSFER, list(items))
+
+    return act
+
+
+VIOLATIONS = (
+    ("2.3.1", "a frame of SASL", _bytes(b"\0\0\0\x0c\x02\x01\0\0\0\x53\x41\x45"), CLOSE, FRAMING),
+    ("2.3.1", "an offset into the header", _bytes(b"\0\0\0\x09\x01\0\0\0\x40"), CLOSE, FRAMING),
+    ("2.3.1", "a size below the header's", _bytes(b"\0\0\0\x07\x02\0\0\0"), CLOSE, FRAMING),
+    ("2.7.1", "a frame above max-frame-size", _bytes(b"\x10\0\0\x09\x02\0\0\0\x40"), CLOSE, FRAMING),
+    ("2.3.2", "a body that is no performative", _bytes(b"\0\0\0\x09\x02\0\0\0\x40"), CLOSE, DECODE),
+    ("2.7", "an unknown performative", _frame(0x19), CLOSE, DECODE),
+    ("2.4.1", "a second open", _frame(frames.OPEN, amqp_types.text("again")), CLOSE, STATE),
+    ("2.5", "attach without begin", _frame(frames.ATTACH, channel=7), CLOSE, ALLOWED),
+    ("2.5", "flow without begin", _frame(frames.FLOW, channel=7), CLOSE, ALLOWED),
+    ("2.5", "transfer without begin", _frame(frames.TRANSFER, channel=7), CLOSE, ALLOWED),
+    ("2.5", "disposition without begin", _frame(frames.DISPOSITION, channel=7), CLOSE, ALLOWED),
+    ("2.5", "detach without begin", _frame(frames.DETACH, channel=7), CLOSE, ALLOWED),
+    ("2.5", "end without begin", _frame(frames.END, channel=7), CLOSE, ALLOWED),
+    ("2.5.1", "begin on a channel in use", _frame(frames.BEGIN, NULL, U(0), U(1), U(1)), CLOSE, DECODE),
+    (
+        "2.7.2",
+        "an answer to no begin",
+        _frame(frames.BEGIN, b"\x60\0\5", U(0), U(1), U(1), channel=3),
+        CLOSE,
+        INVALID,
+    ),
+    ("2.7.3", "attach without a name", _frame(frames.ATTACH, NULL, U(0), FALSE), CLOSE, DECODE),
+    ("2.7.3", "attach without a handle", _frame(frames.ATTACH, ONE, NULL, FALSE), CLOSE, DECODE),
+    ("2.7.3", "attach without a role", _frame(frames.ATTACH, amqp_types.text("out"), U(0)), CLOSE, DECODE),
+    (
+        *("2.7.3", "a sender without initial-delivery-count"),
+        *(_frame(frames.ATTACH, amqp_types.text("out"), U(0), FALSE), CLOSE, DECODE),
+    ),
+    (
+        *("2.7.2", "a handle above handle-max"),
+        *(lambda raw: raw.send(*raw.attach_sender(0xFFFFFFFF, ORDERS)), CLOSE, FRAMING),
+    ),
+    (
+        *("2.7.4", "fields of a link without its handle"),
+        *(_frame(frames.FLOW, U(0), U(1), U(0), U(1), NULL, U(0), U(1)), END, INVALID),
+    ),
+    ("2.7.5", "transfer without fields", _transfers([]), CLOSE, DECODE),
+    ("2.7.5", "transfer without a handle", _transfers([NULL, U(0), ONE, U(0)]), CLOSE, DECODE),
+    ("2.7.5", "transfer without delivery-id", _transfers([U(0), NULL, ONE, U(0)]), DETACH, INVALID),
+    ("2.7.5", "transfer without delivery-tag", _transfers([U(0), U(0), NULL, U(0)]), DETACH, INVALID),
+    (
+        *("2.8.7", "a delivery-tag of 33 bytes"),
+        *(_transfers([U(0), U(0), amqp_types.binary(b"1" * 33), U(0)]), DETACH, INVALID),
+    ),
+    ("2.8.11", "an unknown message-format", _transfers([U(0), U(0), ONE, U(256)]), DETACH, INVALID),
+    (
+        *("2.7.5", "another delivery-id within a message"),
+        *(_transfers([U(0), U(0), ONE, U(0), FALSE, TRUE], [U(0), U(1)]), DETACH, INVALID),
+    ),
+    (
+        *("2.7.5", "another delivery-tag within a message"),
+        *(_transfers([U(0), U(0), ONE, U(0), FALSE, TRUE], [U(0), U(0), TWO]), DETACH, INVALID),
+    ),
+    (
+        *("2.7.5", "another message-format within a message"),
+        *(_transfers([U(0), U(0), ONE, U(0), FALSE, TRUE], [U(0), U(0), ONE, U(1)]), DETACH, INVALID),
+    ),
+    (
+        *("2.7.5", "settled on a link that settles nothing"),
+        *(_transfers([U(0), U(0), ONE, U(0), TRUE], mode=UNSETTLED), DETACH, INVALID),
+    ),
+    (
+        *("2.7.5", "unsettled on a link that settles everything"),
+        *(_transfers([U(0), U(0), ONE, U(0), FALSE], mode=SETTLED), DETACH, INVALID),
+    ),
+    (
+        *("2.7.5", "unsettled parts on a link that settles everything"),
+        *(_transfers([U(0), U(0), ONE, U(0), NULL, TRUE], [U(0)], mode=SETTLED), DETACH, INVALID),
+    ),
+    ("2.6.2", "transfer by a receiver", _after(_receives, U(0), U(0), ONE, U(0)), DETACH, ALLOWED),
+    ("2.7.6", "disposition without fields", _frame(frames.DISPOSITION), CLOSE, DECODE),
+    ("2.7.6", "disposition without a role", _frame(frames.DISPOSITION, NULL, U(0)), CLOSE, DECODE),
+    ("2.7.6", "disposition without first", _frame(frames.DISPOSITION, TRUE), CLOSE, DECODE),
+    ("2.7.6", "a sender's disposition without first", _frame(frames.DISPOSITION, FALSE), CLOSE, DECODE),
+    ("2.7.7", "detach without a handle", _frame(frames.DETACH), CLOSE, DECODE),
+    ("2.8.17", "detach of an unknown handle", _frame(frames.DETACH, U(9), TRUE), END, UNATTACHED),
+)
+
+
+@pytest.fixture
+async def frame_client(gateway: amqp_gateway.AmqpGateway) -> AsyncIterator[Client]:
+    made = await asyncio.to_thread(raw_client.FrameClient, gateway.port, "frames")
+    yield made
+    made.socket.close()
+
+
+@pytest.mark.parametrize(
+    ("act", "code", "condition"),
+    [pytest.param(*answer, id=f"{section} {what}") for section, what, *answer in VIOLATIONS],
+)
+async def test_a_violation_is_answered_with_its_condition(
+    frame_client: Client, act: Callable[[Client], None], code: int, condition: str
+):
+    def work() -> tuple[int, Any]:
+        act(frame_client)
+        answer = frame_client.until(CLOSE, END, DETACH, frames.DISPOSITION)
+        error = answer[4] if answer[0] == DETACH else answer[2]
+        return answer[0], frames.state_fields(error)[0]
+
+    assert await asyncio.to_thread(work) == (code, condition)
+
+
+async def test_a_link_that_misused_a_transfer_stores_nothing(frame_client: Client, dial: conftest.Dial):
+    connection = await dial()
+
+    def work() -> None:
+        _transfers([U(0), U(0), NULL, U(0)])(frame_client)
+        frame_client.until(DETACH)
+
+    await asyncio.to_thread(work)
+    assert not any(row.depth for row in (await connection.request(protocol.ListQueues())).queues)
+
+
+async def test_3_2_a_message_without_sections_is_rejected(frame_client: Client):
+    def work() -> tuple[int, Any]:
+        _transfers([U(0), U(0), ONE, U(0)])(frame_client)
+        state = frame_client.until(frames.DISPOSITION)[6]
+        return frames.code_of(state), frames.state_fields(frames.state_fields(state)[0])[0]
+
+    assert await asyncio.to_thread(work) == (frames.REJECTED, DECODE)
+
+
+async def test_2_7_3_an_oversize_message_ends_its_link_before_it_is_complete(
+    gateway: amqp_gateway.AmqpGateway, frame_client: Client
+):
+    gateway.max_message_bytes = 1000
+
+    def work() -> str:
+        _sends(frame_client)
+        part = raw_client.described(frames.TRANSFER, [U(0), U(0), ONE, U(0), FALSE, TRUE]) + bytes(600)
+        frame = (len(part) + 8).to_bytes(4, "big") + b"\x02\0\0\0" + part
+        frame_client.socket.sendall(frame + frame)
+        return raw_client.condition(frame_client.until(DETACH, CLOSE))
+
+    assert await asyncio.to_thread(work) == "amqp:link:message-size-exceeded"
+
+
+async def test_3_5_3_the_source_of_the_gateway_is_complete(frame_client: Client):
+    def work() -> list[Any]:
+        frame_client.send(*frame_client.attach_receiver(0, [amqp_types.text("queue:orders")]))
+        source: list[Any] = frames.state_fields(frame_client.until(frames.ATTACH)[7])
+        return source
+
+    source = await asyncio.to_thread(work)
+    assert source[0] == "queue:orders"
+    assert [name in source[9] for name in (b"amqp:accepted:list", b"amqp:modified:list")] == [True, True]
+
+
+@pytest.mark.parametrize("split", [1, 2])
+def test_2_4_5_a_read_that_ends_just_after_a_heartbeat(split: int):
+    """The rest of the frame after it comes with the next read."""
+    from tests.gateways.amqp import test_engine
+
+    world = test_engine.EnginePair()
+    world.sender()
+    detach = b"\0\0\0\x0e\x02\0\0\0\0\x53\x16\xc0\x01\x00"
+    assert world.server.push(frames.EMPTY + detach[:split])
+    assert not world.server.push(detach[split:])
+    assert "a detach without handle" in str(world.server.connection.condition)
+
+
+@pytest.mark.parametrize("header", [b"AMQP\0\0\x09\x01", b"AMQP\x03\x01\0\0", b"hello wo"])
+async def test_2_2_another_protocol_is_answered_with_the_supported_one(
+    gateway: amqp_gateway.AmqpGateway, header: bytes
+):
+    def work() -> bytes:
+        with socket.create_connection(("127.0.0.1", gateway.port), timeout=10) as raw:
+            raw.sendall(raw_client.LOGIN + header)
+            got = b""
+            while data := raw.recv(4096):
+                got += data
+            return got
+
+    got = await asyncio.to_thread(work)
+    assert got[got.index(b"\x00\x53\x44") :].partition(b"AMQP")[1:] == (b"AMQP", b"\0\x01\0\0")
+
+
+@pytest.mark.parametrize("destination", ["queue:orders", "topic:news"])
+async def test_4_4_2_an_outcome_in_an_unknown_transaction_ends_its_link(
+    frame_client: Client, dial: conftest.Dial, destination: str
+):
+    producer = (await dial()).session().producer(destinations.Destination.parse(destination))
+    loop = asyncio.get_running_loop()
+    state = raw_client.described(0x34, [amqp_types.binary(b"nothing"), frames.ACCEPTED_STATE])
+
+    def work() -> str:
+        raw = frame_client
+        raw.send(*raw.attach_receiver(0, [amqp_types.text(destination)]))
+        raw.until(frames.ATTACH)
+        raw.send(*raw.flow(0, 1))
+        raw.send(*raw.flow(0, 1, NULL, FALSE, TRUE))
+        raw.until(frames.FLOW)
+        asyncio.run_coroutine_threadsafe(producer.send("one"), loop).result()
+        number = raw.until(frames.TRANSFER)[3]
+        raw.send(frames.DISPOSITION, [TRUE, U(number), U(number), TRUE, state])
+        return raw_client.condition(raw.until(DETACH))
+
+    assert await asyncio.to_thread(work) == "amqp:transaction:unknown-id"
+
+
+async def test_4_4_1_a_link_sends_in_a_transaction_and_beside_it(frame_client: Client, dial: conftest.Dial):
+    """What is sent beside the transaction is stored at once, and survives its rollback."""
+    connection = await dial()
+
+    def work() -> list[int]:
+        raw = frame_client
+        raw.send(*raw.attach_sender(1, raw_client.described(0x30, []), "coordinator"))
+        raw.until(frames.FLOW)
+        declare = raw_client.described(0x77, [])[:3] + raw_client.described(0x31, [])
+        _send(raw, [U(1), U(0), ONE, U(0)], declare)
+        name = frames.state_fields(raw.until(frames.DISPOSITION)[6])[0]
+        _sends(raw)
+        body = b"\x00\x53\x77" + amqp_types.text("one")
+        codes = []
+        for number, state in ((1, raw_client.described(0x34, [name])), (2, NULL)):
+            tag = amqp_types.binary(b"%d" % number)
+            _send(raw, [U(0), U(number), tag, U(0), FALSE, FALSE, NULL, state], body)
+            codes.append(frames.code_of(raw.until(frames.DISPOSITION)[6]))
+        discharge = b"\x00\x53\x77" + raw_client.described(0x32, [name, TRUE])
+        _send(raw, [U(1), U(3), TWO, U(0)], discharge)
+        raw.until(frames.DISPOSITION)
+        return codes
+
+    assert await asyncio.to_thread(work) == [frames.TRANSACTIONAL, frames.ACCEPTED]
+    assert [row.depth for row in (await connection.request(protocol.ListQueues())).queues if row.depth] == [1]
+
+
+def _send(raw: Client, items: list[bytes], payload: bytes) -> None:
+    body = raw_client.described(frames.TRANSFER, items) + payload
+    raw.socket.sendall((len(body) + 8).to_bytes(4, "big") + b"\x02\0\0\0" + body)

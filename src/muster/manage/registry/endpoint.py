@@ -137,7 +137,7 @@ class RegistryEndpoint(lifecycle.ServiceContext):
         self._lease = lease
         try:
             term = await self.log.own(lease.epoch, lambda: lease.held)
-            if not lease.lost.is_set():
+            if lease.held:  # if the first page took longer than the lease, there may be a newer one
                 await self._act_as_owner(lease, term)
         finally:
             await self.log.resign()

@@ -523,6 +523,25 @@ class Streams:
         assert caught.value.actual == 1
         assert await stream.publish("log.a", b"", expected_last_sequence=1) == 2
 
+    async def test_the_last_sequence_of_another_subject_is_expected(self, connect: Connect):
+        bus = await connect("one")
+        stream = await bus.stream(settings())
+        first = await stream.publish("log.a", b"")
+        await stream.publish("log.b", b"")
+
+        def checked(subject: str, expected: int) -> api.OutgoingMessage:
+            return api.OutgoingMessage(
+                "log.b", b"", expected_last_subject_sequence=expected, expected_subject=subject
+            )
+
+        for number in (3, 4):  # whatever its own subject has
+            assert await stream.store(checked("log.a", first)) == number
+        assert await stream.store(checked("log.none", 0)) == 5
+        for subject, expected in (("log.a", 0), ("log.b", first), ("log.none", first)):
+            with pytest.raises(errors.Conflict):
+                await stream.store(checked(subject, expected))
+        assert (await stream.state()).messages == 5
+
     async def test_a_message_id_makes_repeats_safe(self, connect: Connect):
         bus = await connect("one")
         stream = await bus.stream(settings())

@@ -132,6 +132,8 @@ class OutgoingMessage:
     deliver_at_ns: int | None = None
     """Held on ``subject`` until this time (wall clock), then stored on ``deliver_to``."""
     deliver_to: str | None = None
+    expected_subject: str | None = None
+    """Another subject that `expected_last_subject_sequence` is of."""
 
 
 class Duplicate(int):
@@ -182,6 +184,7 @@ class StreamState:
     now_ns: int  # the time of the broker that replied
     created_ns: int  # another stream of the same name has another one
     restored: str = ""  # which restore of a backup created the stream; empty: none did
+    replicas: int = 1
 
 
 @dataclass(frozen=True, slots=True)

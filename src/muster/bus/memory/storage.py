@@ -119,9 +119,10 @@ class SimulatedLog:
         return sequence if sequence and now_ns - at_ns <= window_ns else 0
 
     def _check_expectations(self, message: api.OutgoingMessage) -> None:
+        subject = message.expected_subject or message.subject
         expectations = (
             (message.expected_last_sequence, self.last),
-            (message.expected_last_subject_sequence, self.last_of(message.subject)),
+            (message.expected_last_subject_sequence, self.last_of(subject)),
         )
         for expected, actual in expectations:
             if expected is not None and expected != actual:
@@ -229,6 +230,7 @@ class SimulatedLog:
             consumers=len(self.consumers),
             now_ns=now_ns,
             created_ns=self.created_ns,
+            replicas=self.settings.replicas,
         )
 
     def page(self, first: int, patterns: Sequence[str], count: int) -> list[api.StoredMessage]:

@@ -206,6 +206,7 @@ def _traced(message: api.OutgoingMessage) -> api.OutgoingMessage:
         message.ttl_s,
         message.deliver_at_ns,
         message.deliver_to,
+        message.expected_subject,
     )
 
 

@@ -262,6 +262,7 @@ class NatsStream(publisher.StreamPublisher):
             now_ns=jetstream.nanoseconds(info["ts"]),
             created_ns=jetstream.nanoseconds(info["created"]),
             restored=(info["config"].get("metadata") or {}).get(RESTORED_KEY, ""),
+            replicas=info["config"]["num_replicas"],
         )
 
     async def get(self, sequence: int) -> api.StoredMessage:

@@ -295,7 +295,8 @@ async def test_what_is_forgotten_is_recorded_and_never_taken_back(start_node, co
     await log.record_purge(4, timeout_s=10)
     assert await log.purged_up_to() == 9
     assert (
-        await context_log.ContextLog(await (await connect("b")).open_stream("contexts")).purged_up_to() == 9
+        await context_log.ContextLog(await (await connect("b")).open_stream("contexts"), "b").purged_up_to()
+        == 9
     )
     assert not node.state.replicas.index
     assert node.follower.malformed == 0

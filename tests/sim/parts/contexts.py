@@ -42,7 +42,9 @@ class ContextPart:
         self._domain = domain
         self._history = domain.history
         self._nodes: dict[str, node_node.InformationNode] = {}
-        self._has_views = domain.chance("contexts").random() < 0.5
+        chance = domain.chance("contexts")
+        self._has_views = chance.random() < 0.5
+        self._replicas = chance.choice((1, 3))  # of the log: where there are several, they confirm reads
         for name in NODES:
             domain.add_host(name, self._node, role="information node")
         for number in (1, 2):
@@ -56,7 +58,9 @@ class ContextPart:
         self._nodes.pop(machine.name, None)
         bus = await machine.connect()
         view = machine.folder / "view.db" if self._has_views else None
-        node = await node_node.start(bus, settings=SETTINGS, view=view, now_ns=machine.wall_ns)
+        node = await node_node.start(
+            bus, settings=SETTINGS, view=view, replicas=self._replicas, now_ns=machine.wall_ns
+        )
         self._nodes[machine.name] = node
         self._history.note(machine.name, "serves")
         while True:
@@ -170,7 +174,7 @@ class ContextPart:
             await self._read(contexts, "finisher", key, 0.0)
         for stored in self._domain.net.stored.get(protocol.STREAM, ()):
             record = protocol.decode_record(stored.message.data)
-            if record.key != context_log.PURGED_KEY:
+            if not record.key.startswith(context_log.OWN_KEYS):
                 self._history.fact(
                     "logged",
                     key=record.key,

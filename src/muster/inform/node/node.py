@@ -209,6 +209,7 @@ class InformationNode(lifecycle.ClosingContext):
             await asyncio.gather(*work, return_exceptions=True)
             self._loops.clear()
         await self.state.log_end.close()
+        await self.state.confirmed_end.close()
         await self._server.close()  # last: a failed write may have been submitted to it
         await self._watching.close()
         writer, self._view_writer = self._view_writer, None

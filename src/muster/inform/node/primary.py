@@ -89,6 +89,10 @@ class PrimaryWriter:
                         if base.expired:
                             await self._end_lease(write.key, base)
                             continue
+                        if not await shared.log.is_last(
+                            write.key, base.sequence, timeout_s=shared.settings.timeout_s
+                        ):
+                            continue
                         if not update.write.repeat:
                             raise
                         first = await self._first_attempt(update)

@@ -95,7 +95,8 @@ class ContextReader:
             return context
         if not _is_fresh(shared.age_s(replica), request.max_staleness_s):
             try:
-                await shared.refresh(shared.settings.timeout_s)
+                linearizable = request.max_staleness_s == 0
+                await shared.refresh(shared.settings.timeout_s, confirmed=linearizable)
             except errors.Unavailable:
                 return None
             replica = shared.replicas.index.get(request.key)
@@ -126,17 +127,17 @@ class ContextReader:
 
     async def _confirmed(self, request: protocol.GetContext) -> protocol.Context:
         """Read from the log; for a linearizable read, end a lease that is over first."""
-        shared = self._state
+        shared, key = self._state, request.key
+        if request.max_staleness_s != 0:
+            return await self.logged(key)
         while True:
-            entry = await shared.log.last(request.key)
-            if (
-                request.max_staleness_s != 0
-                or entry is None
-                or entry.record.value is None
-                or not _expired(entry.record, shared.log_now_ns())
-            ):
-                return self._from_log(request.key, entry)
-            await self._primary.end_lease(request.key)
+            entry = await shared.log.last(key)
+            sequence = entry.sequence if entry is not None else 0
+            if not await shared.log.is_last(key, sequence, timeout_s=shared.settings.timeout_s):
+                continue
+            if entry is None or entry.record.value is None or not _expired(entry.record, shared.log_now_ns()):
+                return self._from_log(key, entry)
+            await self._primary.end_lease(key)
 
     async def logged(self, key: str) -> protocol.Context:
         """Read from the log; `errors.NotFound` if the context does not exist."""

@@ -114,6 +114,7 @@ class NodeState:
             int, str
         ] = {}  # records that this node appended and applied and will receive from the log
         self.log_end = shared_rounds.SharedRounds(self._read_log_end)
+        self.confirmed_end = shared_rounds.SharedRounds(self._confirm_log_end)
         self.position = 0  # sequence of the last record that was received
         self.fresh_at_s = -float("inf")  # the last time at which all records of the log had been received
         self.closing = False
@@ -276,14 +277,18 @@ class NodeState:
         """
         return self.now_s() - self.fresh_at_s > STALLED_S
 
-    async def refresh(self, timeout_s: float) -> None:
-        """Receive all records that the log had when this was called; `errors.Unavailable` if that fails."""
+    async def refresh(self, timeout_s: float, *, confirmed: bool = False) -> None:
+        """Receive all records that the log had when this was called; `errors.Unavailable` if that fails.
+
+        ``confirmed``: by most replicas of the log. Otherwise a leader may be believed that was cut off from
+        them within the last seconds.
+        """
         if self.was_offline_too_long:
             raise errors.Unavailable(
                 f"{self.name} was disconnected for too long: it checks its replicas first"
             )
         started_at_s = self.now_s()
-        await self.catch_up(timeout_s)
+        await self.catch_up(timeout_s, confirmed=confirmed)
         self.fresh_at_s = max(self.fresh_at_s, started_at_s)
 
     @property
@@ -299,6 +304,9 @@ class NodeState:
         self._observe_log_time(sent_at_s, end.now_ns, self.now_s())
         self._log_bytes = end.bytes
         return end.last_sequence
+
+    async def _confirm_log_end(self) -> int:
+        return await self.log.end(timeout_s=self.settings.timeout_s)
 
     # Leases.
 
@@ -317,11 +325,12 @@ class NodeState:
         """Whether its context exists now. The time is read only for a lease: most contexts have none."""
         return replica.is_live(self.log_now_ns() if replica.expires_at_ns else 0)
 
-    async def catch_up(self, timeout_s: float) -> None:
+    async def catch_up(self, timeout_s: float, *, confirmed: bool = False) -> None:
         """Wait until the follower has received all current records of the log."""
+        rounds = self.confirmed_end if confirmed and self.log.is_replicated else self.log_end
         try:
             async with asyncio.timeout(timeout_s):
-                end = await self.log_end.result()
+                end = await rounds.result()
                 while self.position < end:
                     if self._advanced is None:
                         self._advanced = asyncio.Event()

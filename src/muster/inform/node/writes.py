@@ -67,7 +67,9 @@ class ContextWriter:
                 if holders:
                     update = protocol.UpdateContext(write, writer)
                 elif isinstance(write, protocol.DeleteContext) and not write.repeat:
-                    raise errors.NotFound(f"no context {key!r}")
+                    if await shared.log.is_last(key, 0, timeout_s=shared.settings.timeout_s):
+                        raise errors.NotFound(f"no context {key!r}")
+                    continue
                 else:
                     holders = tuple(self._choose())
                     update = protocol.UpdateContext(write, writer, holders)

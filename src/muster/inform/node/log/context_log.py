@@ -2,6 +2,10 @@
 
 The consensus is that of the stream.  An append with the right sequence is the next state of the context; an
 append by a node that does not have the last entry fails.
+
+A broker that leads the stream and is cut off from the others, or was frozen, goes on answering with what it
+has.  It cannot store anything.  So where the stream is replicated, its end (`ContextLog.end`) and what is the
+last entry of a key (`ContextLog.is_last`) are confirmed by a record that changes nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +23,9 @@ from muster.core import errors, quotas
 from muster.inform import protocol
 
 MAX_BYTES = 1 << 30
-PURGED_KEY = "\0purged"  # not a context: keys of clients contain no zero byte
+OWN_KEYS = "\0"  # keys that are not of contexts begin with it: keys of clients contain no zero byte
+PURGED_KEY = f"{OWN_KEYS}purged"
+CONFIRMED_KEY = f"{OWN_KEYS}confirmed "  # and the node
 DUPLICATE_WINDOW_S = 180.0  # longer than any node tries a write: see `state.NodeState.require_recent`
 DUPLICATE_WINDOW_S_MIN = 0.1  # minimum of the broker
 
@@ -34,8 +40,11 @@ class ContextLogEntry(NamedTuple):
 
 
 class ContextLog:
-    def __init__(self, stream: api.Stream, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, stream: api.Stream, node: str, max_bytes: int = MAX_BYTES) -> None:
         self.max_bytes = max_bytes
+        self.is_replicated = True  # until its first report
+        confirmed = protocol.ContextRecord(CONFIRMED_KEY + node, (node,), 0, node, reason="confirm")
+        self._confirmed = protocol.log_subject(confirmed.key), protocol.encode(confirmed)
         self.under_way = quotas.StoredAmounts()  # appends without an acknowledgement, by writer
         self._stream = stream
         self._pending: dict[str, tuple[bytes, protocol.ContextRecord]] = {}
@@ -54,7 +63,7 @@ class ContextLog:
     ) -> ContextLog:
         if joins:
             with contextlib.suppress(errors.NotFound):
-                return cls(await bus.open_stream(protocol.STREAM), max_bytes)
+                return cls(await bus.open_stream(protocol.STREAM), bus.identity, max_bytes)
         stream = await bus.stream(
             api.StreamSettings(
                 protocol.STREAM,
@@ -68,7 +77,7 @@ class ContextLog:
                 duplicate_window_s=min(DUPLICATE_WINDOW_S, max(DUPLICATE_WINDOW_S_MIN, tombstone_s)),
             )
         )
-        return cls(stream, max_bytes)
+        return cls(stream, bus.identity, max_bytes)
 
     async def last(self, key: str) -> ContextLogEntry | None:
         """Return the current entry of a key."""
@@ -151,7 +160,31 @@ class ContextLog:
         return (await self.state()).last_sequence
 
     async def state(self) -> api.StreamState:
-        return await self._stream.state()
+        state = await self._stream.state()
+        self.is_replicated = state.replicas > 1
+        return state
+
+    async def end(self, *, timeout_s: float) -> int:
+        """The end of a replicated log, which most replicas have confirmed after this was called."""
+        return await self._stream.store(api.OutgoingMessage(*self._confirmed), timeout_s=timeout_s)
+
+    async def is_last(self, key: str, sequence: int, *, timeout_s: float) -> bool:
+        """Whether this is the sequence of the last entry of ``key``, which was just read (0: there is none).
+
+        A single broker need not be asked again. Most replicas of a log have to confirm it.
+        """
+        if not self.is_replicated:
+            return True
+        message = api.OutgoingMessage(
+            *self._confirmed,
+            expected_last_subject_sequence=sequence,
+            expected_subject=protocol.log_subject(key),
+        )
+        try:
+            await self._stream.store(message, timeout_s=timeout_s)
+        except errors.Conflict:
+            return False
+        return True
 
     async def has_any(self, first: int, last: int) -> bool:
         """Whether the range has an entry: purged deletions leave gaps, also at the end of the log."""

@@ -88,7 +88,7 @@ class LogFollower:
             shared.seen(stored.sequence, "")
             return None
         record = entry.record
-        if record.key == context_log.PURGED_KEY:
+        if record.key.startswith(context_log.OWN_KEYS):
             shared.seen(entry.sequence, "")
             return None
         shared.apply(entry, just_stamped=mine is not None)

@@ -40,7 +40,7 @@ SHORT = {
     "-f": ("--file", "--follow"),  # as in kubectl: no command has both
     "-H": "--header",
     "-h": "--help",
-    "-n": ("--limit", "--count"),  # how many: rows of a list, messages of a stream
+    "-n": ("--limit", "--count", "--tail"),  # how many: rows of a list, messages of a stream, last lines
     "-o": "--output",
     "-p": "--property",
 }
@@ -49,7 +49,6 @@ REJECTED = {
     "--filter": "--where",
     "--selector": "--where",
     "--expression": "--where",
-    "--since": "--last DURATION or --from TIME",
     "--max": "--limit",
     "--format": "--output",
     "--json": "--output json",
@@ -142,10 +141,10 @@ def test_arguments_have_the_same_order_and_spelling(context):
 
 
 def test_the_words_for_time_are_used_alike():
-    """``--last``, ``--for``, ``--timeout``, ``--wait`` and ``--lifetime`` are durations everywhere."""
+    """``--last``, ``--since``, ``--for``, ``--timeout``, ``--wait``, ``--lifetime``: durations everywhere."""
     for context in CONTEXTS:
         for option in _options(context):
-            if {"--last", "--for", "--timeout", "--wait", "--lifetime", "--every", "--ttl"} & set(
+            if {"--last", "--since", "--for", "--timeout", "--wait", "--lifetime", "--every", "--ttl"} & set(
                 option.opts
             ):
                 assert isinstance(option.type, command.DurationParam) or option.metavar == "DURATION", (

@@ -19,6 +19,7 @@ from muster.core import errors, health, messages
 from muster.manage import protocol
 from muster.manage.adapters import base, memory, plugins, process, spark, systemd
 from muster.manage.adapters import http as http_service
+from muster.manage.adapters import output as output_file
 from muster.testing.eventually import eventually
 from tests.manage import contract
 
@@ -120,7 +121,7 @@ class TestProcess(contract.AdapterContract):
         assert re.search(r"Max open files +18 +18", limits_of(pid))
 
     async def test_output_has_a_bound(self, host, tmp_path, monkeypatch):
-        monkeypatch.setattr(process, "OUTPUT_BYTES_MAX", 10_000)
+        monkeypatch.setattr(output_file, "BYTES_MAX", 10_000)
         monkeypatch.setattr(process, "OUTPUT_LOOK_S", 0.05)
         words = "yes noise | head -c 100000; echo more; touch told; read _ < go; echo last; exec sleep 1000"
         os.mkfifo(tmp_path / "go")

@@ -171,7 +171,8 @@ def test_a_users_day(shell: Shell, tmp_path: Path) -> None:
             "JOIN agents a ON a.name = r.agent GROUP BY ALL ORDER BY ALL",
         )
     ) == [{"group": "data", "n": 1, "zone": "default"}, {"group": "web", "n": 2, "zone": "default"}]
-    assert "ready" in json.dumps(shell("logs", "db"))
+    assert shell("logs", "db") == {"resource": "db", "line": "ready"}
+    assert "db     ready\n" in shell.text("logs", "db", "web-1", "-n", "5", "--since", "5m")
     shown = shell.text("get")
     assert "web-1" in shown
     assert "up" in shown

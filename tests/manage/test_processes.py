@@ -114,7 +114,7 @@ async def test_a_grace_period_may_be_longer_than_an_operation(agent_host):
     config = {"command": ["sh", "-c", STUBBORN], "stop_s": 0.4}
     await agent_host.do("create", config=config)
     pid = agent_host.seen.properties["pid"]
-    await eventually(lambda: "ready" in agent_host.adapter._output_path().read_text())
+    await eventually(lambda: "ready" in agent_host.adapter._output.path.read_text())
     outcomes: list[messages.DecisionOutcome] = []
     while len(outcomes) < 50 and messages.DecisionOutcome.DONE not in outcomes:
         outcomes.append((await agent_host.do("execute", operation="stop", timeout_s=0.1)).outcome)
@@ -127,7 +127,7 @@ async def test_a_grace_period_may_be_longer_than_an_operation(agent_host):
 async def test_a_configuration_is_applied_when_its_process_runs_and_not_before(agent_host):
     await agent_host.do("create", config={"command": ["sh", "-c", STUBBORN], "stop_s": 0.4})
     old = agent_host.seen.properties["pid"]
-    await eventually(lambda: "ready" in agent_host.adapter._output_path().read_text())
+    await eventually(lambda: "ready" in agent_host.adapter._output.path.read_text())
     word = mark()
     new = {"command": ["sleep", word], "stop_s": 0.4}
     answers: list[protocol.OperationResult] = []
@@ -146,7 +146,7 @@ async def test_a_configuration_is_applied_when_its_process_runs_and_not_before(a
 async def test_a_restart_that_outlasts_its_operation_is_not_a_fall(agent_host, monkeypatch):
     """A manager that observes it meanwhile must not treat it as a failure."""
     await agent_host.do("create", config={"command": ["sh", "-c", STUBBORN], "stop_s": 0.2})
-    await eventually(lambda: "ready" in agent_host.adapter._output_path().read_text())
+    await eventually(lambda: "ready" in agent_host.adapter._output.path.read_text())
     states: list[health.HealthState] = []
     see = agent_host.hosted_thing.record_observation
 
@@ -165,7 +165,7 @@ async def test_a_command_that_left_its_session_is_stopped_as_well(agent_host):
     words = "import os, time; os.setsid(); print('left', flush=True); time.sleep(1000)"
     await agent_host.do("create", config={"command": [sys.executable, "-c", words], "stop_s": 5})
     pid = agent_host.seen.properties["pid"]
-    await eventually(lambda: "left" in agent_host.adapter._output_path().read_text())
+    await eventually(lambda: "left" in agent_host.adapter._output.path.read_text())
     await agent_host.do("execute", operation="stop")
     assert not is_alive(pid)
     assert agent_host.seen.properties["exit_code"] == -signal.SIGTERM
@@ -352,8 +352,10 @@ async def test_what_is_left_of_a_run_ends_when_the_agent_finds_its_leader_gone(a
     await agent_host.do("create", config={"command": ["sh", "-c", f"sleep {word} & wait"]})
     await eventually(lambda: carriers(word))
     await agent_host.agent.stop()
-    os.kill(agent_host.hosted_thing.record.runtime["leader"], signal.SIGKILL)
-    os.kill(agent_host.seen.properties["pid"], signal.SIGKILL)
+    killed = agent_host.hosted_thing.record.runtime["leader"], agent_host.seen.properties["pid"]
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    await eventually(lambda: not any(map(is_alive, killed)))
     assert carriers(word)
     await agent_host.start()
     assert agent_host.seen.state is DOWN

@@ -241,6 +241,8 @@ def test_a_resource_is_made_watched_changed_and_deleted(lab, olga):
 
     done = olga.post("/resources/r-1/executions", json={"operation": "get"})
     assert done.status_code == 200, done.text
+    log = olga.get("/resources/r-1/logs", params={"lines": 5}).json()
+    assert "have no log" in log["reason"], log
     assert olga.post("/resources/r-1/drain").status_code == 200
     assert olga.post("/resources/r-1/undrain").status_code == 200
     assert olga.delete("/resources/r-1", headers={"If-Match": version}).status_code == 412

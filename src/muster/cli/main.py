@@ -101,7 +101,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "watch": CommandEntry(
         "resources.live_state", "Resources", "Print each change of a resource's state as it happens."
     ),
-    "logs": CommandEntry("resources.live_state", "Resources", "Print the last lines of a resource's log."),
+    "logs": CommandEntry("resources.live_state", "Resources", "Print and follow the logs of resources."),
     "exec": CommandEntry("resources.live_state", "Resources", "Run an operation of one resource or several."),
     "secret": CommandEntry("resources.secret", "Resources", "Manage the secrets in the domain's store."),
     "agent": CommandEntry(

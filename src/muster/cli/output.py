@@ -219,15 +219,20 @@ class Printer:
             console.print(table)
         sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
-    def item(self, value: Record, line: str) -> None:
-        """Print an element of a stream and flush. ``line`` may contain untrusted text."""
+    def item(self, value: Record, line: str, *, lead: str = "", color: str | None = None) -> None:
+        """Print an element of a stream and flush. ``line`` may contain untrusted text; ``lead`` comes before
+        it, in a colour on a terminal."""
         if self.form == "json":
             sys.stdout.write(json.dumps(_plain(value), ensure_ascii=False, default=str) + "\n")
         elif self.form == "yaml":
             sys.stdout.write("---\n")
             self._dump(value)
         else:
-            sys.stdout.write((_harmless(line) if sys.stdout.isatty() else line) + "\n")
+            if lead and supports_color(sys.stdout):
+                import click
+
+                lead = click.style(lead, fg=color)
+            sys.stdout.write(lead + (_harmless(line) if sys.stdout.isatty() else line) + "\n")
         sys.stdout.flush()
 
     def done(self, facts: Record, sentence: str) -> None:

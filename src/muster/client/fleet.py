@@ -71,8 +71,16 @@ class AsyncFleet:
         """The operations of a resource."""
         return await self._client.operations(name)
 
-    async def logs(self, name: str) -> str:
-        return await self._client.logs(name)
+    async def logs(self, name: str, *, lines: int = client.LOG_LINES, since_s: float | None = None) -> str:
+        """The last lines of a resource's log, or of what was written within ``since_s``."""
+        return await self._client.logs(name, lines=lines, since_s=since_s)
+
+    async def follow_logs(
+        self, *names: str, where: str = "", lines: int = 0
+    ) -> AsyncIterator[manage_rows.LogLine]:
+        """Lines of the logs of resources as they are written, after the last ``lines``, without end."""
+        async for line in self._client.log_lines(*names, where=where, lines=lines, follow=True):
+            yield line
 
     async def wait(
         self, name: str, state: str | None = None, *, timeout_s: float = 30.0

@@ -27,7 +27,7 @@ from muster.bus import api
 from muster.bus.rpc import client, error_replies
 from muster.core import errors, messages, subjects
 from muster.core.settings import loader
-from muster.manage import change_feed, manifest, protocol, rows
+from muster.manage import change_feed, log_stream, manifest, protocol, rows
 from muster.manage import secrets as manage_secrets
 from muster.manage.adapters import plugins
 from muster.trust import sealed_box
@@ -37,6 +37,9 @@ READ_TRY_S = 2.0
 EXEC_TRY_S = 3.0  # the same id is executed once: a request lost by a broker is repeated
 LOOK_S = 1.0  # poll interval: a resource that stays up changes no state, and a change may be missed
 NAMES_MAX = 500  # in one request: replies must fit into a message
+LOG_TRY_S = 6.0  # longer than the registry waits for a machine
+LOG_LINES = 1_000
+LOGS_MAX = 500  # resources whose logs are read together
 EXEC_FEWER = (20, 1)  # batch sizes for repeating truncated results
 
 T = TypeVar("T")
@@ -165,8 +168,58 @@ class ManageClient:
         )
         raise error_replies.from_error_reply(fault)
 
-    async def logs(self, name: str) -> str:
-        return str(await self.execute(name, "logs"))
+    async def logs(self, name: str, *, lines: int = LOG_LINES, since_s: float | None = None) -> str:
+        """The last lines of its log, or of what was written within ``since_s``."""
+        problems: list[str] = []
+        stream = self.log_lines(name, lines=lines, since_s=since_s, note=problems.append)
+        text = "".join([f"{item.line}\n" async for item in stream])
+        if problems and not text:
+            raise errors.Unavailable(problems[0])
+        return text
+
+    def log_lines(
+        self,
+        *names: str,
+        where: str = "",
+        lines: int | None = LOG_LINES,
+        since_s: float | None = None,
+        follow: bool = False,
+        note: Callable[[str], None] = lambda _: None,
+    ) -> AsyncIterator[rows.LogLine]:
+        """The last ``lines`` of each log, or of what was written within ``since_s``; None: all that is kept.
+
+        ``follow``: then what is written later, also by resources that match ``where`` later, until the
+        iterator is closed. ``note`` is called with what prevents that some lines are read.
+        """
+        if bool(names) == bool(where):
+            raise errors.InvalidInput("either names or an expression is required")
+
+        is_first = True
+
+        async def find() -> dict[str, str]:
+            nonlocal is_first
+            chosen = list(names)
+            if chosen and not is_first:  # some may have been deleted meanwhile
+                chosen = await self._read(list[str], "existing", names=chosen)
+                if not chosen:
+                    return {}
+            is_first = False
+            found = await self.get(*chosen, where=where)
+            if len(found) > LOGS_MAX:
+                raise errors.LimitExceeded(
+                    f"{len(found)} resources are selected; logs of at most {LOGS_MAX} can be read together"
+                )
+            return {row.name: row.agent for row in found}
+
+        first = protocol.LogQuery(lines=lines, since_s=since_s)
+        stream = log_stream.LogStream(
+            find, self.log_parts, first, follows=follow, joins=bool(where), note=note
+        )
+        return stream.lines()
+
+    async def log_parts(self, queries: Mapping[str, protocol.LogQuery]) -> list[rows.LogRow]:
+        """A part of the log of each resource; the next one follows its cursor."""
+        return await self._read(list[rows.LogRow], protocol.LOGS, try_s=LOG_TRY_S, queries=dict(queries))
 
     # Many resources
 
@@ -483,9 +536,9 @@ class ManageClient:
             raise
         return _convert(result, kind)
 
-    async def _read(self, kind: type[T], verb: str, **arguments: Any) -> T:
+    async def _read(self, kind: type[T], verb: str, *, try_s: float = READ_TRY_S, **arguments: Any) -> T:
         subject = protocol.read(self._bus.identity, verb)
-        result = await call(self._bus, subject, arguments, timeout_s=self._timeout_s, try_s=READ_TRY_S)
+        result = await call(self._bus, subject, arguments, timeout_s=self._timeout_s, try_s=try_s)
         return _convert(result, kind)
 
     async def _pages(self, kind: type[T], verb: str, **arguments: Any) -> AsyncIterator[T]:

@@ -52,10 +52,15 @@ TOPOLOGY = "topology"  # the label of brokers of a topology
 CHANGED = "changed"  # the event for a changed state
 SECRET = "secret"  # the verb of an agent that requests a secret
 RENEW, HELLO = "renew", "hello"
+LOGS = "logs"  # the verb that reads logs: it changes nothing, and needs the right to execute operations
 #: The verbs of the process that issues and redeems enrolment tokens.
 ENROLMENT_READS, ENROLMENT_SET = ("enrolments", "enrolment"), "enrolment-set"
 HELLO_S = 30.0  # interval at which agents announce themselves
 INVENTORY_PAGE = 2_000  # resources in one announcement
+
+#: An operation of resources with a log. It changes nothing: agents do not record it, nor wait for others.
+LOG_PAGE = "log-page"
+LOG_BYTES_MAX, LOG_LINES_MAX = 256 << 10, 100_000  # of one page
 
 DrainKind = Literal["resource", "agent"]
 Values = dict[str, Any]
@@ -128,6 +133,29 @@ class OperationResult(messages.WireMessage, frozen=True, kw_only=True, tag="answ
     observed: ObservedState | None = None
     epoch: messages.Count = 0
     truncated: bool = False
+
+
+class LogQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The arguments of `LOG_PAGE`. Without a cursor: from the last ``lines`` of what was written within
+    ``since_s``, or from the beginning. ``until``: a cursor at which to end."""
+
+    cursor: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    until: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    lines: Annotated[int, msgspec.Meta(ge=0, le=LOG_LINES_MAX)] | None = None
+    since_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    bytes_max: Annotated[int, msgspec.Meta(ge=64, le=LOG_BYTES_MAX)] = 64 << 10
+
+
+class LogPage(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a resource's log. ``cursor``: where the next part begins; ``end``: the present end.
+    ``is_last``: nothing follows yet. ``dropped``: number of bytes that were removed before they were read.
+    """
+
+    text: str
+    cursor: str = ""
+    end: str = ""
+    is_last: bool = True
+    dropped: int = 0
 
 
 class ClaimRequest(messages.WireMessage, frozen=True, kw_only=True, tag="claim/1", omit_defaults=True):

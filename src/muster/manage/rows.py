@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from muster.core import messages
 from muster.manage import protocol
 from muster.predicates import ast, types
 from muster.predicates.analysis import type_check
@@ -170,6 +171,34 @@ class ExecutionRow(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     code: str = ""
     truncated: bool = False
+
+
+class LogRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of the log of a resource, as a reader with ``cursor`` gets it; ``reason``: why there is none."""
+
+    resource: str
+    text: str = ""
+    cursor: str = ""
+    end: str = ""
+    is_last: bool = True
+    dropped: int = 0
+    reason: str = ""
+    code: str = ""
+
+    @classmethod
+    def of(cls, resource: str, answer: protocol.OperationResult) -> LogRow:
+        if answer.outcome is not messages.DecisionOutcome.DONE:
+            return cls(resource=resource, reason=answer.reason or answer.outcome.value, code=answer.code)
+        try:
+            page = msgspec.convert(answer.result, protocol.LogPage)
+        except msgspec.ValidationError as error:  # adapters are third-party code
+            return cls(resource=resource, reason=f"the log cannot be read: {error}", code="bad-result")
+        return cls(resource=resource, **msgspec.structs.asdict(page))
+
+
+class LogLine(msgspec.Struct, frozen=True, kw_only=True):
+    resource: str
+    line: str
 
 
 class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -11,6 +11,7 @@ from muster.cli import command, connection, live_names, registry_calls, tables
 if TYPE_CHECKING:
     from muster.manage import client, rows
 
+_COLORS = ("cyan", "green", "yellow", "magenta", "blue", "bright_red", "bright_cyan", "bright_green")
 _RESOURCE = (
     *("name", "type?", "group?", "agent?", "desired?", "state", "since_ms", "restarts"),
     *("reason", "drift", "manager?"),
@@ -141,14 +142,67 @@ def watch(
     registry_calls.call_registry(invocation, to, work)
 
 
-@click.command(cls=command.MusterCommand, examples=[("muster logs web-1", "")])
-@click.argument("name", shell_complete=live_names.RESOURCES)
+@click.command(
+    cls=command.MusterCommand,
+    examples=[
+        ("muster logs web-1", "the last 1,000 lines"),
+        ("muster logs web-1 -n 100 --since 5m", "the last 100 lines of those of the last five minutes"),
+        ("muster logs web-1 web-2 --follow", "then what they write, until Ctrl-C"),
+        ("muster logs --where \"group = 'web'\" -f -n 0", "also of resources that are added later"),
+        ("muster logs web-1 -f -o json", "a JSON object for each line: resource, line"),
+    ],
+)
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=live_names.RESOURCES)
+@click.option("--where", default="", metavar="PREDICATE", help="Select resources with this predicate.")
+@click.option("-f", "--follow", is_flag=True, help="Then print what is written, until Ctrl-C.")
+@click.option(
+    "-n",
+    "--tail",
+    "lines",
+    type=command.CountParam(0, 100_000),
+    help="Only the last N lines of each resource (default: 1,000 without --since, otherwise all).",
+)
+@command.duration("--since", None, "Only what was written within this time, to within five seconds.")
 @connection.options
 @command.pass_invocation
-def logs(invocation: command.Invocation, name: str, to: connection.ConnectionOptions) -> None:
-    """Print the last lines of a resource's log."""
-    text = registry_calls.call_registry(invocation, to, lambda fleet: fleet.logs(name))
-    invocation.printer.item({"resource": name, "output": text}, text.rstrip("\n"))
+def logs(
+    invocation: command.Invocation,
+    names: tuple[str, ...],
+    where: str,
+    follow: bool,
+    lines: int | None,
+    since_s: float | None,
+    to: connection.ConnectionOptions,
+) -> None:
+    """Print and follow the logs of resources.
+
+    Each machine keeps the last 4 to 8 MiB of what a resource has written. With several resources, each line
+    begins with the name of its own. Following survives restarts of resources, agents and managers.
+    """
+    if bool(names) == bool(where):
+        raise click.UsageError("give either resources or --where PREDICATE")
+    if lines is None and since_s is None:
+        lines = 1_000
+    width = max(map(len, names), default=0) if len(names) > 1 or where else None
+    colors: dict[str, str] = {}
+    problems: list[str] = []
+
+    def note(problem: str) -> None:
+        problems.append(problem)
+        invocation.printer.note(problem)
+
+    async def work(fleet: client.ManageClient) -> None:
+        if follow:
+            invocation.printer.streaming(f"following {', '.join(names) or where}")
+        stream = fleet.log_lines(*names, where=where, lines=lines, since_s=since_s, follow=follow, note=note)
+        async for item in stream:
+            color = colors.setdefault(item.resource, _COLORS[len(colors) % len(_COLORS)])
+            lead = "" if width is None else f"{item.resource:<{width}}  "
+            invocation.printer.item(item, item.line, lead=lead, color=color)
+
+    registry_calls.call_registry(invocation, to, work)
+    if problems and not follow:
+        raise click.exceptions.Exit(1)
 
 
 @click.command(

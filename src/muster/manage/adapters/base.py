@@ -117,6 +117,15 @@ class Adapter(abc.ABC):
     async def close(self) -> None:  # noqa: B027  (many adapters have nothing to release)
         """The agent stops. The resource continues to run."""
 
+    async def log_page(self, query: protocol.LogQuery) -> protocol.LogPage:
+        """A part of the log, for readers that follow it. It may be called during another call.
+
+        An adapter with an operation ``logs`` that returns a text has a log that cannot be followed.
+        """
+        if "logs" not in self.operations():
+            raise errors.NotFound(f"{self.context.name}: resources of the type {self.type_name} have no log")
+        return protocol.LogPage(text=str(await self.execute("logs", {})))
+
     async def execute(self, operation: str, arguments: dict[str, Any]) -> Any:
         function = getattr(self, OPERATION_PREFIX + operation.replace("-", "_"), None)
         if function is None:

@@ -2,9 +2,9 @@
 
 It runs in its own session under a small shell (`shim`), so the process and its exit code survive a restart of
 the agent. All that it started ends with it, also what left the session (`os_process.members`). Its output
-goes to a file in the resource's folder, which is truncated to its last half when it exceeds the limit. A
-running process is adopted by the pid in its ``pid_file``. The end of the process is reported by the kernel at
-once (a pidfd), whichever process started it.
+goes to a bounded file in the resource's folder (`output`). A running process is adopted by the pid in its
+``pid_file``. The end of the process is reported by the kernel at once (a pidfd), whichever process started
+it.
 
 A start, a stop and a restart continue if their operation is cancelled; the next operation waits for them. So
 a grace period may be longer than an operation, and nothing is started twice.
@@ -20,6 +20,7 @@ import pathlib
 import resource
 import secrets
 import signal
+import time
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, ClassVar
 
@@ -29,15 +30,14 @@ from muster.core import errors, health
 from muster.core.settings import sections
 from muster.core.telemetry import log
 from muster.manage import manifest, protocol
-from muster.manage.adapters import base, health_checks, shim
+from muster.manage.adapters import base, health_checks, output, shim
 from muster.supervision import os_process
 
 doc = sections.field_doc
 
 events = log.EventLog("manage")
 
-OUTPUT_BYTES_MAX = 8 << 20
-OUTPUT_LOOK_S = 10.0
+OUTPUT_LOOK_S = 5.0
 BEGIN_S = 5.0  # time for the shim to record the pid of its command
 RECORD_RETRY_S = 1.0
 LOG_BYTES = 64 << 10
@@ -89,6 +89,7 @@ class ProcessAdapter(base.Adapter):
 
     def __init__(self, context: base.AdapterContext) -> None:
         super().__init__(context)
+        self._output = output.OutputLog(lambda: self.context.folder)
         self._config: ProcessConfig | None = None
         self._pid: int | None = None  # pid of the session leader: the shim, or an adopted process
         self._command_pid: int | None = None
@@ -181,7 +182,10 @@ class ProcessAdapter(base.Adapter):
 
     async def do_logs(self, bytes_max: int = LOG_BYTES) -> str:
         """The end of its output."""
-        return await asyncio.to_thread(_tail, self._output_path(), min(max(0, bytes_max), 512 << 10))
+        return await asyncio.to_thread(self._output.tail, min(max(0, bytes_max), 512 << 10))
+
+    async def log_page(self, query: protocol.LogQuery) -> protocol.LogPage:
+        return await asyncio.to_thread(self._output.page, query, _now_ms())
 
     # Transitions: one at a time, each in its own task
 
@@ -286,18 +290,18 @@ class ProcessAdapter(base.Adapter):
         self.context.runtime["ran"] = max(self.context.runtime.get("ran", 0), self.context.generation)
 
     def _spawn(self, config: ProcessConfig, environment: dict[str, str]) -> int:
-        output = self._open_output()
+        descriptor = self._output.open()
         try:
             return shim.spawn(
                 config.command,
                 environment,
                 token=self.context.runtime["token"],
                 directory=config.directory,
-                output=output,
+                output=descriptor,
                 record=self._record_path(),
             )
         finally:
-            os.close(output)
+            os.close(descriptor)
 
     def _signal(self, pid: int, number: int) -> None:
         """Signal the session, and the command if it has left the session.
@@ -324,18 +328,6 @@ class ProcessAdapter(base.Adapter):
 
     def _read_record(self) -> shim.ShimRecord:
         return shim.read(self._record_path(), self._token())
-
-    def _output_path(self) -> pathlib.Path:
-        return (self.context.folder or pathlib.Path(os.devnull).parent) / (
-            "output" if self.context.folder else "null"
-        )
-
-    def _open_output(self) -> int:
-        path = self._output_path()
-        if self.context.folder is not None:
-            self.context.folder.mkdir(parents=True, exist_ok=True)
-            _cut(path)
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def _leader(self, record: shim.ShimRecord) -> int | None:
         """The leader of the last run, if it runs."""
@@ -388,9 +380,10 @@ class ProcessAdapter(base.Adapter):
             asyncio.ensure_future(os_process.wait_for_exit(pid, birth)),
         )
         try:
-            while not (await asyncio.wait([end], timeout=OUTPUT_LOOK_S))[0]:
-                if self.context.folder is not None:
-                    await asyncio.to_thread(_cut, self._output_path())
+            is_over = False
+            while not is_over:
+                await asyncio.to_thread(self._output.look, _now_ms())
+                is_over = bool((await asyncio.wait([end], timeout=OUTPUT_LOOK_S))[0])
             code = end.result()
         finally:
             end.cancel()
@@ -498,24 +491,5 @@ def _ending(code: int | None) -> str:
     return f"ended by signal {-code}" if code < 0 else f"exit code {code}"
 
 
-def _cut(path: pathlib.Path) -> None:
-    """Truncate a file that is too long to its last half; the writer appends and continues."""
-    with contextlib.suppress(OSError):
-        if path.stat().st_size > OUTPUT_BYTES_MAX:
-            kept = _tail(path, OUTPUT_BYTES_MAX // 2).encode()
-            file = os.open(path, os.O_WRONLY | os.O_APPEND)
-            try:
-                os.ftruncate(file, 0)
-                os.write(file, kept)
-            finally:
-                os.close(file)
-
-
-def _tail(path: pathlib.Path, bytes_max: int) -> str:
-    try:
-        with path.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - bytes_max))
-            return file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
+def _now_ms() -> int:
+    return int(time.time() * 1000)

@@ -166,6 +166,8 @@ class ResourceHost(abc.ABC):
 
     async def execute(self, operation: protocol.Operation) -> protocol.OperationResult:
         """Execute an operation once."""
+        if _reads_log(operation):  # beside others: a resource that is being stopped writes its log
+            return await self._execute(self._get_or_create(operation.resource), operation)
         answer = None
         while answer is None:
             hosted = self._get_or_create(operation.resource)
@@ -194,7 +196,7 @@ class ResourceHost(abc.ABC):
         known = hosted.recorded_result(operation.id)
         if known is not None:
             return known
-        changing = operation.verb in CHANGING
+        changing = operation.verb in CHANGING and not _reads_log(operation)
         if changing:
             hosted.begin(operation.id)
             try:
@@ -221,8 +223,12 @@ class ResourceHost(abc.ABC):
         outcome, code, reason, result = messages.DecisionOutcome.DONE, "", "", None
         try:
             async with asyncio.timeout(operation.timeout_s):
-                result = await self._dispatch_operation(hosted, operation)
-                await self._observe(hosted)
+                if _reads_log(operation):
+                    query = _log_query(operation)
+                    result = msgspec.to_builtins(await self._require(hosted).log_page(query))
+                else:
+                    result = await self._dispatch_operation(hosted, operation)
+                    await self._observe(hosted)
                 if operation.verb is protocol.Verb.GET:
                     result = msgspec.to_builtins(hosted.observed)
         except TimeoutError:
@@ -415,6 +421,17 @@ class ResourceHost(abc.ABC):
         stored = (hosted.record.epoch, hosted.record.manager)
         await asyncio.to_thread(_store, folder / f"{hosted.record.name}.json", hosted.to_store())
         hosted.stored = stored
+
+
+def _reads_log(operation: protocol.Operation) -> bool:
+    return operation.verb is protocol.Verb.EXECUTE and operation.operation == protocol.LOG_PAGE
+
+
+def _log_query(operation: protocol.Operation) -> protocol.LogQuery:
+    try:
+        return msgspec.convert(operation.arguments, protocol.LogQuery)
+    except msgspec.ValidationError as error:
+        raise errors.InvalidInput(f"{protocol.LOG_PAGE}: {error}") from error
 
 
 def _move(old: pathlib.Path, new: pathlib.Path) -> None:

@@ -19,7 +19,7 @@ events = log.EventLog("manage")
 
 # Desired state changes only through the registry: these orders read or execute.
 _READS = {verb.value: verb for verb in (protocol.Verb.GET, protocol.Verb.ENUMERATE)}
-_KEEPING = {*_READS, "logs"}  # they begin no run; programs may repeat them often
+_KEEPING = {*_READS, "logs", protocol.LOG_PAGE}  # they begin no run; programs may repeat them often
 
 
 class OrderRunner:

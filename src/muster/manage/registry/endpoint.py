@@ -314,6 +314,8 @@ class RegistryEndpoint(lifecycle.ServiceContext):
         self, call: server.RpcCall, operation: server.RpcOperation, arguments: Mapping[str, Any]
     ) -> None:
         match operation.name.split("."):
+            case ["read", protocol.LOGS]:
+                await self._authorize(call.identity, protocol.LOGS, True)  # it may contain secrets
             case ["read", verb]:
                 await self._authorize(call.identity, verb, False)
             case ["request", verb]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import heapq
+import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 READS = (
     *("plan", "get", "existing", "describe", "enumerate", "summary", "agents", "managers"),
     *("attributes", "check-condition", "rollouts", "rollout-steps", "secrets", "secret-key"),
-    *("orphans", "forgotten", *protocol.ENROLMENT_READS),
+    *("orphans", "forgotten", protocol.LOGS, *protocol.ENROLMENT_READS),
 )
 CHANGES = (
     *("apply", "create", "put", "rename", "delete", "drain", "undrain", "forget"),
@@ -54,6 +55,8 @@ NAMES_PAGE = 5_000
 _READS = (protocol.Verb.GET.value, protocol.Verb.ENUMERATE.value)  # an exec of these changes nothing
 NOTES_MAX = 5  # of one kind, about an apply
 EXEC_MAX = 500  # resources of one exec: each result has a share of the message
+LOGS_MAX = 100  # of one request, for the same reason
+LOG_TIMEOUT_S = 5.0
 
 
 class RegistryHandlers:
@@ -400,6 +403,37 @@ class RegistryHandlers:
                 truncated=answer.truncated,
             )
             for order, answer in zip(orders, answers, strict=True)
+        ]
+
+    async def _logs(self, queries: dict[str, protocol.LogQuery]) -> list[rows.LogRow]:
+        """A part of the log of each resource. The parts share one message."""
+        if len(queries) > LOGS_MAX:
+            raise errors.LimitExceeded(f"logs of at most {LOGS_MAX} resources can be requested at a time")
+        selected = [name for name in queries if name in self._registry.state.resources]
+        share = operation_results.RESULTS_BYTES_MAX // (2 * max(1, len(selected)))
+        id = secrets.token_hex(8)
+        orders = [
+            protocol.OperationOrder(
+                id=records.order_id(id, name),
+                resource=name,
+                operation=protocol.LOG_PAGE,
+                arguments=msgspec.to_builtins(
+                    msgspec.structs.replace(
+                        queries[name], bytes_max=min(share, queries[name].bytes_max, protocol.LOG_BYTES_MAX)
+                    )
+                ),
+                timeout_s=LOG_TIMEOUT_S,
+            )
+            for name in selected
+        ]
+        answers = await registry_operations.submit_operation(self._registry, orders, "")
+        found = [
+            rows.LogRow.of(order.resource, answer) for order, answer in zip(orders, answers, strict=True)
+        ]
+        return found + [
+            rows.LogRow(resource=name, reason="it does not exist", code=errors.NotFound.code)
+            for name in queries
+            if name not in selected
         ]
 
     async def _named(self, names: list[str], where: str = "") -> list[str]:

@@ -11,7 +11,7 @@ from pydantic import Field
 from muster.bus.brokers import control
 from muster.bus.brokers import operations as broker_operations
 from muster.core import errors
-from muster.manage import client, operations, rows
+from muster.manage import client, operations, protocol, rows
 from muster.web import request_state
 from muster.web.auth import sessions
 from muster.web.rest import base, route
@@ -122,6 +122,23 @@ async def execute(
         return results[0]
 
     return await web.actions.run(person, "exec", f"{name}: {body.operation}", act, touches="manage")
+
+
+@route.of(router, "GET /resources/{name}/logs", "Part of a resource's log; the next one follows its cursor")
+async def logs(
+    web: request_state.Web,
+    person: request_state.Person,
+    name: base.ResourceName,
+    lines: Annotated[int | None, Query(ge=0, le=protocol.LOG_LINES_MAX)] = None,
+    since_s: Annotated[float | None, Query(ge=0)] = None,
+    cursor: Annotated[str, Query(max_length=64)] = "",
+) -> rows.LogRow:
+    query = protocol.LogQuery(lines=lines, since_s=since_s, cursor=cursor)
+
+    async def act(bus: Any) -> rows.LogRow:
+        return (await client.ManageClient(bus).log_parts({name: query}))[0]
+
+    return await web.actions.run(person, "logs", name, act, touches="manage")
 
 
 drain, undrain = (

@@ -1,16 +1,22 @@
-"""The pure core of admission: budgets of identities, pending requests, answers to refusals."""
+"""Admission: budgets of identities, pending requests, answers to refusals, turns of the event loop."""
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import itertools
 from collections.abc import Callable
+from typing import cast
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster.bus.rpc import admission
+from muster.bus import api
+from muster.bus.client import received
+from muster.bus.memory import network
+from muster.bus.rpc import admission, requests, server
 from muster.core import leaky_buckets
+from muster.testing.eventually import eventually
 
 STEPS = st.lists(
     st.tuples(
@@ -124,21 +130,82 @@ def test_an_identity_that_is_alone_has_all_of_each_turn(steps):
         assert slices.is_left(identity) == (not slices.is_shared)
 
 
-@given(st.lists(st.sampled_from("abc") | st.none(), max_size=80))
-def test_waiting_work_is_served_in_turns_and_each_identity_in_order(steps):
+@given(
+    st.integers(1, 30),
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 40)) | st.none(), max_size=80),
+)
+def test_waiting_work_is_bounded_and_served_in_turns_and_each_identity_in_order(limit, steps):
     """None: a work is taken. A simpler model: queues, and how often each identity was passed over."""
-    waiting: admission.IdentityQueues[tuple[str, int]] = admission.IdentityQueues()
-    queues: dict[str, list[int]] = {"a": [], "b": [], "c": []}
+    waiting: admission.IdentityQueues[int] = admission.IdentityQueues(limit)
+    unit = admission.HELD_BYTES_MAX // 200
+    queues: dict[str, list[tuple[int, int]]] = {"a": [], "b": [], "c": []}
     passed = dict.fromkeys(queues, 0)
-    for number, identity in enumerate(steps):
-        if identity is not None:
-            waiting.add(identity, (identity, number))
-            queues[identity].append(number)
+
+    def size_of(queue: list[tuple[int, int]]) -> int:
+        return sum(size for _, size in queue)
+
+    for number, step in enumerate(steps):
+        if step is not None:
+            identity, size = step[0], step[1] * unit
+            own, every = queues[identity], [work for queue in queues.values() for work in queue]
+            has_room = (
+                len(every) < limit
+                and len(own) < (limit + 1) // 2
+                and size_of(every) + size <= admission.HELD_BYTES_MAX
+                and size_of(own) + size <= admission.HELD_BYTES_MAX // 2
+            )
+            assert waiting.add(identity, number, size) == has_room
+            if has_room:
+                own.append((number, size))
         elif any(queues.values()):
-            taken = waiting.next()
-            assert queues[taken[0]].pop(0) == taken[1]
+            identity, taken = waiting.next()
+            assert queues[identity].pop(0)[0] == taken
             passed = {each: passed[each] + 1 if queues[each] else 0 for each in queues}
-            passed[taken[0]] = 0
+            passed[identity] = 0
             assert max(passed.values()) <= 2, "each of the others was served once in the meantime"
         assert len(waiting) == sum(map(len, queues.values()))
         assert all((each in waiting) == bool(queues[each]) for each in queues)
+
+
+async def test_of_messages_that_wait_for_a_turn_nothing_is_read_and_their_order_is_kept():
+    """Of a thousand messages that arrive at once those of others pass all but a slice."""
+    net = network.SimulatedNetwork(seed=1)
+    handled: list[tuple[str, bytes]] = []
+
+    class UnreadMessage(received.ReceivedMessage):
+        __slots__ = ()
+
+        def header(self, name: str) -> str | None:
+            handled.append((self.subject.split(".")[3], self.data))
+            return None
+
+    async with await net.connect("service") as bus:
+        loop = asyncio.get_running_loop()
+        now_s = itertools.count()
+        admission.of_loop(loop).slices = admission.TurnSlices(
+            lambda: next(now_s) * admission.SLICE_MS / 10_000, loop.call_soon
+        )
+        serving = server.RpcServer(bus, "lamps", [])
+        pattern = "muster.lamps.from.*.read.state"
+
+        def handle(message: api.Message) -> None:
+            requests.accept(message, pattern, serving.refused, admit=serving.admit)
+
+        receive = serving.in_turn(pattern, handle)
+
+        def arrive(identity: str, data: bytes) -> None:
+            subject, reply = f"muster.lamps.from.{identity}.read.state", f"_R.@lamps.{identity}.1"
+            receive(UnreadMessage(subject, reply, data, None, cast("received.ReplyConnection", None)))
+
+        arrive("ann", b"first")
+        arrive("flood", b"first")
+        handled.clear()
+        for number in range(400):
+            arrive("flood", b"%d" % number)
+        arrive("ann", b"later")
+        before = [identity for identity, _ in handled]
+        assert before.count("flood") <= 2 * 10, "a slice: ten messages, each is read twice"
+        assert "ann" in before
+        await eventually(lambda: serving.pending == 0)
+        of_flood = [data for identity, data in handled if identity == "flood"]
+        assert list(dict.fromkeys(of_flood)) == [b"%d" % number for number in range(400)]

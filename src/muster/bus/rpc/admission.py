@@ -38,6 +38,7 @@ MALFORMED = 2.0
 RETRY_S = 1.0
 SLICE_MS = 0.15  # of a turn
 ALONE_S = 10.0
+HELD_BYTES_MAX = 64 << 20  # of the messages that wait for a turn
 
 W = TypeVar("W")
 
@@ -135,11 +136,23 @@ class TurnSlices:
         self._used.clear()
 
 
-class IdentityQueues(Generic[W]):
-    """Work that waits: of each identity in its order."""
+class _IdentityQueue(Generic[W]):
+    __slots__ = ("bytes", "works")
 
     def __init__(self) -> None:
-        self._of: dict[str, deque[W]] = {}
+        self.works: deque[tuple[W, int]] = deque()
+        self.bytes = 0
+
+
+class IdentityQueues(Generic[W]):
+    """Work that waits: of each identity in its order. One identity may have half of ``limit``, and half of
+    `HELD_BYTES_MAX`, so it cannot lock out all others."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._limit_of_one = (limit + 1) // 2
+        self._of: dict[str, _IdentityQueue[W]] = {}
+        self._number = self._bytes = 0
 
     def __contains__(self, identity: str) -> bool:
         return identity in self._of
@@ -148,24 +161,43 @@ class IdentityQueues(Generic[W]):
         return bool(self._of)
 
     def __len__(self) -> int:
-        return sum(map(len, self._of.values()))
+        return self._number
 
-    def add(self, identity: str, work: W) -> None:
-        self._of.setdefault(identity, deque()).append(work)
+    def add(self, identity: str, work: W, size: int = 0) -> bool:
+        """Whether there is room for it."""
+        queue = self._of.get(identity) or _IdentityQueue()
+        if (
+            self._number >= self._limit
+            or len(queue.works) >= self._limit_of_one
+            or self._bytes + size > HELD_BYTES_MAX
+            or queue.bytes + size > HELD_BYTES_MAX // 2
+        ):
+            return False
+        queue.works.append((work, size))
+        queue.bytes += size
+        self._of.setdefault(identity, queue)
+        self._number += 1
+        self._bytes += size
+        return True
 
-    def next(self) -> W:
+    def next(self) -> tuple[str, W]:
         """Of the identity that was served longest ago."""
-        return self.next_of(next(iter(self._of)))
+        identity = next(iter(self._of))
+        return identity, self.next_of(identity)
 
     def next_of(self, identity: str) -> W:
         queue = self._of.pop(identity)
-        work = queue.popleft()
-        if queue:
+        work, size = queue.works.popleft()
+        queue.bytes -= size
+        self._number -= 1
+        self._bytes -= size
+        if queue.works:
             self._of[identity] = queue  # behind the others
         return work
 
     def clear(self) -> None:
         self._of.clear()
+        self._number = self._bytes = 0
 
 
 class LoopAdmission(Admission):

@@ -94,6 +94,12 @@ def refusals() -> Mapping[tuple[str, ...], int]:
     return _refusals
 
 
+def sender_of(pattern: str, subject: str) -> str:
+    """The sender of a message on a subscription to ``pattern``; empty if it is not a request."""
+    parsed = _parse(pattern, subject)
+    return "" if parsed is None else parsed[0]
+
+
 @functools.lru_cache(maxsize=8192)
 def _parse(pattern: str, subject: str) -> tuple[str, str, str] | None:
     if not subjects.matches(pattern, subject):

@@ -223,8 +223,8 @@ class RpcServer:
         self._admission = admission_.of_loop(loop)
         self._slices = self._admission.slices
         # messages for the next turns, and requests for those of their identity to end
-        self._held = admission_.IdentityQueues[tuple[requests.RpcCaller, Callable[[], None]]]()
-        self._waiting = admission_.IdentityQueues[tuple[requests.RpcCaller, RpcOperation]]()
+        self._held = admission_.IdentityQueues[tuple[api.Message, Callable[[api.Message], None]]](pending_max)
+        self._waiting = admission_.IdentityQueues[tuple[requests.RpcCaller, RpcOperation]](pending_max)
         self._pending = admission_.PendingRequests(pending_max)
         self._each_at_once = each_at_once
         self._running: Counter[str] = Counter()  # requests by identity
@@ -247,7 +247,7 @@ class RpcServer:
     async def start(self) -> None:
         for suffix, operation in _patterns(self._operations):
             pattern = subjects.from_identity(self._part, "*", suffix)
-            receive = functools.partial(self._receive, pattern, operation)
+            receive = self.in_turn(pattern, functools.partial(self._receive, pattern, operation))
             self._subscriptions.append(await self._bus.subscribe(pattern, handler=receive, group=self._group))
 
     async def close(self) -> None:
@@ -276,43 +276,53 @@ class RpcServer:
             return
         caller = requests.accept(message, pattern, self.refused, admit=self.admit)
         if caller is not None:
-            known = operation or self._operations.get(caller.operation)
-            self.in_turn(caller, lambda: self.submit(caller, known))
+            self.submit(caller, operation or self._operations.get(caller.operation))
 
-    def in_turn(self, caller: requests.RpcCaller, handle: Callable[[], None]) -> None:
-        """Handle an accepted message, in a later turn of the event loop if its identity has used its slice of
-        this one."""
-        if not self._slices.is_shared and not self._held:
-            handle()
-        elif caller.identity not in self._held and self._slices.is_left(caller.identity):
-            self._handle(caller.identity, handle)
-        elif not self._pending.has_room(caller.identity):
-            self._refuse_overload(caller.identity, caller.message, admission_.OverloadReason.PENDING)
-        else:
-            self._pending.begin(caller.identity)
-            if not self._held:
-                self._loop.call_soon(self._take_turn)
-            self._held.add(caller.identity, (caller, handle))
+    def in_turn(self, pattern: str, handle: Callable[[api.Message], None]) -> Callable[[api.Message], None]:
+        """The handler of a subscription to ``pattern``: it passes each message to ``handle``, in a later turn
+        of the event loop if its identity has used its slice of this one. Until then nothing of it is read, so
+        a thousand messages that arrive at once delay those behind them by little more than their transfer."""
+        sender_of, slices, held = requests.sender_of, self._slices, self._held
 
-    def _handle(self, identity: str, handle: Callable[[], None]) -> None:
+        def receive(message: api.Message) -> None:
+            identity = sender_of(pattern, message.subject)
+            if not held:
+                slices.note(identity, self._loop.time())
+                if not slices.is_shared:
+                    handle(message)
+                elif slices.is_left(identity):
+                    self._handle(identity, message, handle)
+                else:
+                    self._loop.call_soon(self._take_turn)
+                    self._hold(identity, message, handle)
+            elif identity not in held and slices.is_left(identity):
+                self._handle(identity, message, handle)
+            else:
+                self._hold(identity, message, handle)
+
+        return receive
+
+    def _hold(self, identity: str, message: api.Message, handle: Callable[[api.Message], None]) -> None:
+        if not self._held.add(identity, (message, handle), len(message.data)):
+            self._refuse_overload(identity, message, admission_.OverloadReason.PENDING)
+
+    def _handle(self, identity: str, message: api.Message, handle: Callable[[api.Message], None]) -> None:
         started_s = self._slices.start()
         try:
-            handle()
+            handle(message)
         finally:
             self._slices.stop(identity, started_s)
 
     def _take_turn(self) -> None:
         """Handle messages that have waited, for one slice in all."""
-        if self._held:
-            self._loop.call_soon(self._take_turn)
-        while self._held and self._slices.total < admission_.SLICE_MS:
-            caller, handle = self._held.next()
-            self._pending.end(caller.identity)
-            trace.current.set(caller.message.trace)
-            if self._admission.wait_s(caller.identity, self._loop.time()):  # for what it sent before
-                rate = admission_.OverloadReason.RATE
-                handle = functools.partial(self._refuse_overload, caller.identity, caller.message, rate)
-            self._handle(caller.identity, handle)
+        try:
+            while self._held and self._slices.total < admission_.SLICE_MS:
+                identity, (message, handle) = self._held.next()
+                trace.current.set(message.trace)
+                self._handle(identity, message, handle)
+        finally:
+            if self._held:
+                self._loop.call_soon(self._take_turn)
 
     def admit(self, identity: str, message: api.Message, *, is_charged: bool = True) -> bool:
         """For `requests.accept`: whether the identity may have another message handled now.

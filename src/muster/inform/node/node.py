@@ -178,7 +178,7 @@ class InformationNode(lifecycle.ClosingContext):
         for node, group in ((self.name, None), (protocol.ANY, GROUP)):
             for kind in ("read", "write"):
                 pattern = subjects.from_identity(protocol.PART, "*", kind, node, "*")
-                handler = functools.partial(self._on_request, pattern)
+                handler = self._server.in_turn(pattern, functools.partial(self._on_request, pattern))
                 self._subscriptions.append(
                     await self.state.bus.subscribe(pattern, group=group, handler=handler)
                 )
@@ -321,10 +321,8 @@ class InformationNode(lifecycle.ClosingContext):
     def _on_request(self, pattern: str, message: api.Message) -> None:
         """Handle a request of a client; the broker has put the client's identity into the subject."""
         caller = requests.accept(message, pattern, self.not_requests, admit=self._server.admit)
-        if caller is not None:
-            self._server.in_turn(caller, lambda: self._handle_request(caller))
-
-    def _handle_request(self, caller: requests.RpcCaller) -> None:
+        if caller is None:
+            return
         self.state.requests += 1
         operation = self._operations.get(caller.operation)
         name = operation.name if operation is not None else ""

@@ -76,6 +76,13 @@ async def serious(page: Any, options: dict[str, Any] | None = None) -> list[str]
     ]
 
 
+async def test_a_page_about_nothing_is_not_found(furnished, visit):
+    here = await visit("vera")
+    for path in ("/resource?name=none", "/node?name=none", "/group?name=none", "/queue?name=none"):
+        response = await here.page.goto(f"{here.running.url}{path}")
+        assert (path, response.status) == (path, 404)
+
+
 CONTRAST = {"runOnly": {"type": "rule", "values": ["color-contrast"]}}  # what differs between colour schemes
 
 
@@ -201,7 +208,7 @@ async def test_script_in_names_and_values_is_text(furnished, visit):
     await here.open("/queue?name=kept")
     assert NASTY in await here.page.inner_text("main")
     # In the question too, wherever it is shown again.
-    await here.open("/node?name=%3Cscript%3Ealert(1)%3C/script%3E")
+    await here.page.goto(f"{here.running.url}/node?name=%3Cscript%3Ealert(1)%3C/script%3E")
     assert await here.page.evaluate("document.querySelectorAll('main script').length") == 0
 
 

@@ -455,6 +455,25 @@ def test_where_nothing_came_for_several_paces_nothing_is_drawn():
     assert charts.split_gaps(late) == [*steady, (200.0, None), (200.0, 9.0), (210.0, 1.0)]
     assert charts.split_gaps([]) == []
     assert charts.split_gaps([(1.0, 1.0)]) == [(1.0, 1.0)]
+    made = charts.lines([charts.ChartLine("load", late)], label="Load")
+    assert made.count("<polyline") == 2
+    assert "No data" in made
+
+
+@pytest.mark.parametrize("now_s", [1000.0, 1003.0, 1009.9])
+def test_the_rate_of_reports_that_arrive_in_bursts_is_steady(now_s: float):
+    bursts = [(now_s // 10 * 10 - ago, 1000) for ago in range(100, -1, -10)]
+    assert latest_reports.rate(bursts, now_s) == 100
+    assert latest_reports.rate(bursts, now_s + 30) < 70, "they have stopped"
+    assert latest_reports.rate(bursts, now_s + 300) == 0
+
+
+def test_the_ages_of_single_seconds_are_merged():
+    seconds = [latest_reports.ArrivalSecond(at, 10, at / 10, at / 10) for at in range(20)]
+    assert latest_reports.merged(seconds, 10) == [
+        latest_reports.ArrivalSecond(0, 100, 0.45, 0.9),
+        latest_reports.ArrivalSecond(10, 100, 1.45, 1.9),
+    ]
 
 
 # Login
@@ -543,6 +562,8 @@ def test_the_overview_names_alerts_that_are_silenced():
     quiet = "1 silenced or acknowledged, critical"
     assert overview.alert_figures([silenced], judged=True) == (0, quiet, "warn")
     assert overview.alert_figures([firing, silenced], judged=True) == (1, f"none critical; {quiet}", "warn")
+    many = [firing, alert(messages.AlertState.FIRING, critical)]
+    assert overview.alert_figures(many, judged=True) == (2, "1 critical", "bad")
     assert overview.alert_figures([], judged=True) == (0, "no alerts", "good")
     assert overview.alert_figures([], judged=False) == (0, "no rules are evaluated", "")
 

@@ -32,7 +32,11 @@ class ChartLine:
 
 def lines(series: Sequence[ChartLine], *, label: str, unit: str = "") -> Markup:
     """A line chart over time. Gaps are shown as gaps."""
-    series = [line for line in series if any(_is_known(y) for _, y in line.points)]
+    series = [
+        ChartLine(line.name, split_gaps(line.points), line.look)
+        for line in series
+        if any(_is_known(y) for _, y in line.points)
+    ]
     known = [(x, y) for line in series for x, y in line.points if y is not None and math.isfinite(y)]
     if len({x for x, _ in known}) < 2:
         return widgets.empty("Not enough data yet.", "Points appear when measurements arrive.")
@@ -100,7 +104,7 @@ def lines(series: Sequence[ChartLine], *, label: str, unit: str = "") -> Markup:
     return tag("figure", picture, legend)
 
 
-def split_gaps(points: Sequence[tuple[float, float]]) -> list[Point]:
+def split_gaps(points: Sequence[Point]) -> list[Point]:
     """Insert a gap where points of a regular series are missing for several intervals."""
     paces = sorted(later - sooner for (sooner, _), (later, _) in itertools.pairwise(points))
     most_s = max(GAP_S_MIN, GAP_PACES * paces[len(paces) // 2]) if paces else 0.0

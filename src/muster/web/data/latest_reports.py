@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import itertools
+import statistics
 import threading
 import time
 from collections.abc import Sequence
@@ -26,9 +28,38 @@ from muster.web.data import rows as rows_
 
 ROWS_MAX = 500_000
 PENDING_MIN, PENDING_MAX = 10_000, 200_000
-RATE_S = 10  # over which the rate of reports is measured
+RATE_S = 60  # over which the rate of reports is measured
 AGES_KEPT = 600  # seconds of measured staleness
 METRICS = ("cpu_percent", "memory_percent", "load_1m", "disk_percent")
+
+
+def rate(counts: Sequence[tuple[float, int]], now_s: float) -> float:
+    """Rows per second, from the times of bursts and their rows. Channels forward at once what they have held,
+    so only the time between bursts counts. After a silence that is longer than usual it falls.
+    """
+    counts = [(at_s, rows) for at_s, rows in counts if rows and now_s - RATE_S <= at_s <= now_s]
+    if len(counts) < 2:
+        return sum(rows for _, rows in counts) / RATE_S
+    first_s, last_s = counts[0][0], counts[-1][0]
+    longest_s = max(later - sooner for (sooner, _), (later, _) in itertools.pairwise(counts))
+    until_s = now_s if now_s - last_s > 2 * longest_s + 1 else last_s
+    return sum(rows for _, rows in counts[1:]) / (until_s - first_s)
+
+
+def merged(seconds: Sequence[ArrivalSecond], step_s: int) -> list[ArrivalSecond]:
+    """The statistics of longer intervals: the middle one of the medians, and the largest age."""
+    intervals: dict[int, list[ArrivalSecond]] = {}
+    for second in seconds:
+        intervals.setdefault(second.at_s // step_s * step_s, []).append(second)
+    return [
+        ArrivalSecond(
+            at_s,
+            sum(second.rows for second in inside),
+            statistics.median(second.p50_s for second in inside),
+            max(second.max_s for second in inside),
+        )
+        for at_s, inside in intervals.items()
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +131,9 @@ class LatestReports:
         return list(self._ages)
 
     def rows_per_s(self) -> float:
-        now_s = int(time.time())
-        return sum(second.rows for second in self._ages if now_s - RATE_S <= second.at_s < now_s) / RATE_S
+        current, ages = self._this_second
+        counts = [(second.at_s, second.rows) for second in self._ages]
+        return rate([*counts, (current, sum(map(len, ages)))], time.time())
 
     async def table(self) -> pa.Table:
         """One row per machine."""

@@ -11,11 +11,12 @@ from muster.manage import operations as manage_operations
 from muster.pipeline import operations as pipeline_operations
 from muster.web.components import charts, page, widgets
 from muster.web.components.html import Markup, join, tag
-from muster.web.data import rows
+from muster.web.data import latest_reports, rows
 from muster.web.pages import alerts as alerts_
 
 CHANGES_SHOWN = 8
 LINES_MAX = 3
+AGES_STEP_S = 10  # a point of the chart: within a second, a single batch may arrive
 QUIET = (messages.AlertState.SILENCED, messages.AlertState.ACKNOWLEDGED)
 
 Systems = Sequence[tuple[float, columns.Rollups]]
@@ -96,15 +97,11 @@ def overview(request: page.PageRequest) -> page.DashboardPage:
         )
 
     async def ages() -> Markup:
-        seconds = source.machines.seconds()[-300:]
+        seconds = latest_reports.merged(source.machines.seconds(), AGES_STEP_S)
         return charts.lines(
             [
-                charts.ChartLine(
-                    "median", charts.split_gaps([(second.at_s, second.p50_s) for second in seconds]), "line-1"
-                ),
-                charts.ChartLine(
-                    "oldest", charts.split_gaps([(second.at_s, second.max_s) for second in seconds]), "line-2"
-                ),
+                charts.ChartLine("median", [(second.at_s, second.p50_s) for second in seconds], "line-1"),
+                charts.ChartLine("oldest", [(second.at_s, second.max_s) for second in seconds], "line-2"),
             ],
             label="Age of reports when they reach the root",
             unit=" s",
@@ -225,9 +222,9 @@ def alert_figures(alerts: Sequence[messages.Alert], *, judged: bool) -> tuple[in
     firing = [alert for alert in alerts if alert.state is messages.AlertState.FIRING]
     quiet = [alert for alert in alerts if alert.state in QUIET]
     bad, warn = (
-        any(alert.severity is messages.Severity.CRITICAL for alert in chosen) for chosen in (firing, quiet)
+        sum(alert.severity is messages.Severity.CRITICAL for alert in chosen) for chosen in (firing, quiet)
     )
-    notes = ["critical" if bad else "none critical"] if firing else []
+    notes = [f"{bad or 'none'} critical"] if firing else []
     notes += [f"{len(quiet)} silenced or acknowledged{', critical' if warn else ''}"] if quiet else []
     note = "; ".join(notes) or ("no alerts" if judged else "no rules are evaluated")
     return len(firing), note, "bad" if bad else "warn" if firing or warn else "good" if judged else ""

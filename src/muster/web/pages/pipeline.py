@@ -303,7 +303,7 @@ def capacity(request: page.PageRequest) -> page.DashboardPage:
         }
         return charts.lines(
             [
-                charts.ChartLine(name, charts.split_gaps(points), f"line-{number}")
+                charts.ChartLine(name, points, f"line-{number}")
                 for number, (name, points) in enumerate(drawn.items(), 1)
             ],
             label="Age of reports on arrival: predicted and measured",

@@ -64,6 +64,7 @@ PAGES: dict[str, page.Build] = {
     "/logins": access.logins,
     "/tokens": access.tokens,
 }
+SUBJECTS = ("/group", "/node", "/resource", "/contexts/details", "/queue")  # pages about one thing
 STATIC = {"muster.css": "text/css", "muster.js": "text/javascript", "icon.svg": "image/svg+xml"}
 FIRST_S = 0.25  # slower sections are sent after the page
 LATER_S = 6.0  # even slower sections are left unchanged and retried
@@ -88,8 +89,12 @@ def _view(
     return page.PageRequest(web, person, path, query, web.logins.form_token(person))
 
 
-async def _inside(section: page.PageSection, within_s: float) -> html.Markup | None:
-    """The content of a section, or an error message; None if it takes longer than ``within_s``."""
+async def _inside(
+    section: page.PageSection, within_s: float, missing: set[str] | None = None
+) -> html.Markup | None:
+    """The content of a section, or an error message; None if it takes longer than ``within_s``. The id of a
+    section whose subject does not exist is added to ``missing``.
+    """
     making = asyncio.ensure_future(section.make())
     try:
         return await asyncio.wait_for(asyncio.shield(making), within_s)
@@ -97,6 +102,8 @@ async def _inside(section: page.PageSection, within_s: float) -> html.Markup | N
         making.add_done_callback(lambda done: done.cancelled() or done.exception())
         return None
     except errors.MusterError as error:
+        if missing is not None and isinstance(error, errors.NotFound):
+            missing.add(section.id)
         return widgets.problem(error.message, error.hint)
     except Exception as error:  # noqa: BLE001  (a bug in one section must not break the page)
         log_events.error("section-failed", section=section.id, error=error)
@@ -113,13 +120,17 @@ async def _show(request: Request) -> Response:
     path = request.url.path
     page_request = _view(request, person, path, dict(request.query_params))
     made = PAGES[path](page_request)
-    contents = await asyncio.gather(*(_inside(section, FIRST_S) for section in made.sections))
+    missing: set[str] = set()
+    contents = await asyncio.gather(*(_inside(section, FIRST_S, missing) for section in made.sections))
     sections = [
         layout.section(section, LOADING if inside is None else inside)
         for section, inside in zip(made.sections, contents, strict=True)
     ]
     note = _read_note(request)
-    response = HTMLResponse(layout.page(page_request, made, sections, theme=_theme(request), note=note))
+    response = HTMLResponse(
+        layout.page(page_request, made, sections, theme=_theme(request), note=note),
+        status_code=404 if missing and path in SUBJECTS else 200,
+    )
     if note:
         response.delete_cookie(NOTE)
     response.headers["Cache-Control"] = "no-store"

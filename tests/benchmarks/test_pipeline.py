@@ -13,7 +13,6 @@ from muster.core.reports import columns
 from muster.pipeline import protocol
 from muster.pipeline.fleet import blocks
 from muster.pipeline.history import data_files, delta, tables
-from muster.pipeline.job import query
 from muster.simulate import fleet
 
 
@@ -54,7 +53,7 @@ def test_what_is_in_the_history_is_read(sent: pa.Table, tmp_path: Path) -> None:
         pieces = [
             blocks.ReportPiece.from_message(batch, 0, part, columns.BatchInfo()) for part in rows.to_batches()
         ]
-        table = pa.Table.from_batches([query.history_rows(piece.batch) for piece in pieces])
+        table = pa.Table.from_batches([piece.rows() for piece in pieces])
         written = data_files.write(tmp_path / "history", tables.NODES, table, f"r-{batch}")
         delta.HistoryTable(tmp_path / "history", tables.NODES).commit(written.files, ("r", batch))
     stored = tmp_path / "sent.npz"

@@ -188,7 +188,7 @@ def test_plans_and_results_are_values_and_travel_as_lists():
     with pytest.raises(AttributeError):
         each.names = ["x"]  # type: ignore[misc]
     assert msgspec.to_builtins(each) == ["group", 1, 10, ["g"], [2], [3], [], False]
-    assert msgspec.to_builtins(state.ShardOutput(7)) == [7, [], [], {}, 0, 0, 0, [], [], 0]
+    assert msgspec.to_builtins(state.ShardOutput(7)) == [7, [], [], {}, 0, 0, 0, [], [], {}, 0]
     with pytest.raises(TypeError):
         state.ClosedWindow("group", 1, 10, ["g"], [2], [3], [])  # type: ignore[call-arg]
     change = node_rules.NodeRuleChange("r", "m", "g", True, 1, None)

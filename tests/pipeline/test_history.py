@@ -17,7 +17,7 @@ from muster.core import errors, messages
 from muster.core.reports import columns
 from muster.pipeline.fleet import blocks, cell_arrays, rollups
 from muster.pipeline.history import data_files, delta, maintenance, rollup_rows, search, storage, tables
-from muster.pipeline.job import batch_commit, query
+from muster.pipeline.job import batch_commit
 from tests.pipeline import traffic
 
 HOUR = 3_600_000
@@ -27,7 +27,7 @@ T0 = 1_700_006_400_000  # 2023-11-15T00:00:00Z
 
 def node_rows(rows: list[messages.NodeReport], sequence: int = 0) -> pa.Table:
     piece = blocks.ReportPiece.from_message(sequence, 0, columns.to_batch(rows), columns.BatchInfo())
-    return pa.Table.from_batches([query.history_rows(piece.batch)])
+    return pa.Table.from_batches([piece.rows()])
 
 
 def store(root: Path, batch: int, rows: list[messages.NodeReport], *, run: str = "r") -> bool:

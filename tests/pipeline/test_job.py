@@ -35,6 +35,16 @@ rules:
   - {name: crowd, scope: group, when: reports >= 3}
 """
 
+STEPS = {
+    "twice": "from muster.pipeline import steps\n"
+    "def reports(rows): return {'twice': 2 * steps.metric(rows, 'cpu_percent')}\n",
+    "broken": "def reports(rows): return rows['nothing']\n",
+}
+STEP_RULES = """
+  - {name: doubled, scope: node, when: own.twice > 200}
+  - {name: peak, scope: group, when: own.twice_max > 200}
+"""
+
 
 @contextlib.asynccontextmanager
 async def running(broker, spark, folder: Path, **more):
@@ -88,7 +98,10 @@ async def test_reports_become_system_reports_alerts_and_history(broker, spark, t
     await traffic.store(
         broker.url, traffic.body(web), repeated, b"rubbish", traffic.body(web)[:200], repeated
     )
-    async with running(broker, spark, tmp_path) as ask:
+    for name, text in STEPS.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    named = tuple(str(tmp_path / f"{name}.py") for name in STEPS)
+    async with running(broker, spark, tmp_path, rules=RULES + STEP_RULES, steps=named) as ask:
 
         async def rolled_up():
             progress = await ask.progress()
@@ -106,8 +119,11 @@ async def test_reports_become_system_reports_alerts_and_history(broker, spark, t
         assert progress.total_rows == 9
         assert progress.counts["duplicated"] == 2
         assert progress.counts["malformed"] == 2
+        assert progress.counts["step-failed broken"] >= 1
         assert progress.machines == 7
-    assert len(test_history.read(tmp_path / "history")) == 9
+    stored = test_history.read(tmp_path / "history")
+    assert len(stored) == 9
+    assert {row["machine"]: dict(row["metrics"])["twice"] for row in stored}["web-4"] == 240.0
     cpu = {(row["scope"], row["name"]): row for row in _levels(tmp_path / "history")}
     assert cpu["system", ""]["cpu_percent_count"] == 7
     assert cpu["group", "web"]["cpu_percent_max"] == 120.0
@@ -118,6 +134,9 @@ async def test_reports_become_system_reports_alerts_and_history(broker, spark, t
     ]
     async with await client.connect([broker.url], identity="test") as bus:
         assert await _alerts(bus, "hot") == [("node:web-4", "firing")]
+        assert await _alerts(bus, "doubled") == [("node:web-4", "firing")]
+        assert ("group:web", "firing") in await _alerts(bus, "peak")
+        assert ("pipeline", "firing") in await _alerts(bus, "step-failing")
         assert ("group:web", "firing") in await _alerts(bus, "crowd")
 
 

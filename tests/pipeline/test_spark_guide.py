@@ -22,6 +22,7 @@ pytestmark = [
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "guides" / "pipeline-spark.md").read_text()
 EXAMPLES = {name: ROOT / "examples" / f"spark_{name}.py" for name in ("stream", "batch")}
+SHOWN = [*EXAMPLES.values(), ROOT / "examples" / "pipeline_step.py"]
 MINUTE = 60_000
 
 
@@ -35,9 +36,16 @@ def arguments(monkeypatch):
     monkeypatch.setattr(sys, "argv", sys.argv)
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", SHOWN, ids=lambda path: path.stem)
 def test_the_guide_shows_the_examples(example):
-    assert f"```text\n{EXAMPLES[example].read_text()}```" in GUIDE
+    assert f"```text\n{example.read_text()}```" in GUIDE
+
+
+def test_the_test_of_a_step_in_the_guide_runs(tmp_path, monkeypatch):
+    assert test_history.store(tmp_path, 0, [traffic.report("a", 1, traffic.now_ms())])
+    monkeypatch.chdir(ROOT)
+    (block,) = re.findall(r"^```text\n(from deltalake.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
+    exec(compile(block, "pipeline-spark.md", "exec"), {"history": str(tmp_path)})
 
 
 def test_the_guide_lists_every_option_and_column():

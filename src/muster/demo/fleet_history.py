@@ -20,7 +20,6 @@ from muster.core.reports import columns
 from muster.demo import tour
 from muster.pipeline.fleet import blocks
 from muster.pipeline.history import data_files, delta, export, search, sql, tables
-from muster.pipeline.job import query
 
 MACHINES, HOURS, PERIOD_S = 60, 24, 300
 HOT = "web-17"  # the machine with a fault
@@ -58,7 +57,7 @@ def _write(root: Path) -> int:
     for hour in range(HOURS):
         rows = list(_hour(day_ms, hour, noise))
         piece = blocks.ReportPiece.from_message(hour, 0, columns.to_batch(rows), columns.BatchInfo())
-        batch = pa.Table.from_batches([query.history_rows(piece.batch)])
+        batch = pa.Table.from_batches([piece.rows()])
         written = data_files.write(root, tables.NODES, batch, f"demo-{hour}")
         table.commit(written.files, ("demo", hour))
         count += len(rows)

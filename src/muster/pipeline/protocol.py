@@ -35,7 +35,7 @@ Counts = dict[str, int]
 
 #: Descriptions of the counters in `BatchProgress.counts`. In addition ``deferred RULE``: alerts of a rule
 #: that were raised in a later batch because too many began at once; ``channel REASON``: reports that channels
-#: dropped, by their reason.
+#: dropped, by their reason; ``step-failed STEP``: batches in which a user's step failed.
 COUNTED = {
     "lost-messages": "messages that the retention of the stream removed before they were read",
     "malformed": "messages that could not be decoded",

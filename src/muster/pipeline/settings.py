@@ -100,6 +100,13 @@ class PipelineSettings(sections.SettingsSection, frozen=True, kw_only=True):
         "memory_percent",
     )
     rules: Annotated[sections.FilePath, doc("The file with alert rules and contacts. Empty: none.")] = ""
+    steps: Annotated[
+        tuple[str, ...],
+        doc(
+            "Steps of your own, which compute further metrics from reports: files ending with .py, or "
+            "installed modules. They run in the pipeline's processes, with its rights."
+        ),
+    ] = ()
     max_messages: Annotated[
         int,
         doc(

@@ -18,6 +18,7 @@ import pyarrow as pa
 from muster.core import health
 from muster.core.reports import columns
 from muster.pipeline.fleet import cells, node_columns
+from muster.pipeline.history import tables
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -32,6 +33,8 @@ _DROPPED = b"dropped"  # in the metadata of an encoded piece
 #: Node reports, with the message in the stream that they came in, and when the broker stored it.
 SEQUENCE, STORED = "stream_sequence", "stored_ms"
 PIECE_SCHEMA = pa.schema([*columns.node_schema(), (SEQUENCE, pa.int64()), (STORED, pa.int64())])
+#: Columns of `PIECE_SCHEMA` that have other names in the table `nodes`.
+_IN_HISTORY = {SEQUENCE: tables.SEQUENCE, columns.EXTRA: "metrics"}
 
 
 class MetricCodes(dict[str, int]):
@@ -79,6 +82,24 @@ class ReportPiece:
             arrays[_PARTIAL] = pa.repeat(pa.scalar(True), rows)
         extended = pa.RecordBatch.from_arrays(arrays, schema=PIECE_SCHEMA)
         return cls(sequence, extended, [(0, facts.dropped)] if facts.dropped else [])
+
+    @classmethod
+    def from_rows(cls, rows: pa.Table) -> ReportPiece:
+        """All rows of the table `nodes`, in its `row_schema`; see `rows`."""
+        arrays = [
+            rows.column(_IN_HISTORY.get(field.name, field.name)).combine_chunks().cast(field.type)
+            if field.name != STORED
+            else pa.array(np.zeros(rows.num_rows, np.int64))
+            for field in PIECE_SCHEMA
+        ]
+        return cls(0, pa.RecordBatch.from_arrays(arrays, schema=PIECE_SCHEMA), [])
+
+    def rows(self) -> pa.RecordBatch:
+        """As rows of the table `nodes`, without its column ``day``."""
+        schema = tables.definition(tables.NODES).row_schema
+        own = {name: field for field, name in _IN_HISTORY.items()}
+        arrays = [self.batch.column(own.get(field.name, field.name)).cast(field.type) for field in schema]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def encode(self) -> bytes:
         sink = pa.BufferOutputStream()

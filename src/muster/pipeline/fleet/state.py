@@ -81,11 +81,18 @@ class FleetStatePlan:
     top: int = 10
     top_metrics: tuple[str, ...] = ("cpu_percent", "memory_percent")
     rules: tuple[rules.AlertRule, ...] = ()
+    memory: tuple[tuple[str, float], ...] = ()  # columns of a user's steps, and their initial values
     changes_max: int = 1000  # new alerts of one rule by one shard in one batch; the rest is deferred
 
     @property
     def window_ms(self) -> int:
         return max(1, int(self.window_s * 1000))
+
+    @property
+    def column_schema(self) -> dict[str, tuple[Any, float]]:
+        """The columns of machines that the rules and steps need."""
+        memory = {name: (np.float64, start) for name, start in self.memory}
+        return {**node_rules.NodeRuleEvaluator(self.rules).column_schema, **memory}
 
 
 class ClosedWindow(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -111,6 +118,7 @@ class ShardOutput(msgspec.Struct, array_like=True):
     reports: int = 0  # the last sequence read from the stream of reports
     files: list[data_files.DataFile] = msgspec.field(default_factory=list)  # written, not committed
     removed: list[str] = msgspec.field(default_factory=list)  # machines that a user removed
+    faults: dict[str, str] = msgspec.field(default_factory=dict)  # of a user's steps
     state_bytes: int = 0  # of the shard, if it is in a file; without the names of machines
 
     def count(self, reason: str, number: int) -> None:
@@ -130,7 +138,7 @@ class FleetState:
     def __init__(self, plan: FleetStatePlan, known: node_columns.NodeColumns | None = None) -> None:
         self.plan = plan
         self._evaluator = node_rules.NodeRuleEvaluator(plan.rules)
-        self.nodes = node_columns.NodeColumns(self._evaluator.column_schema) if known is None else known
+        self.nodes = node_columns.NodeColumns(plan.column_schema) if known is None else known
         self.clock_ms = 0
         self.closed_ms = 0  # windows that end here or before are closed
         self.grid = window_grid.WindowGrid.of_width(plan.window_ms)
@@ -468,9 +476,7 @@ class FleetState:
         _, grid, clock_ms, closed_ms, seen, packed, open_cells, populated, resumed_ms = fields
         fleet = cls(
             plan,
-            node_columns.NodeColumns.unpack(
-                packed, names, node_rules.NodeRuleEvaluator(plan.rules).column_schema
-            ),
+            node_columns.NodeColumns.unpack(packed, names, plan.column_schema),
         )
         fleet.clock_ms, fleet.closed_ms, fleet.resumed_ms = clock_ms, closed_ms, resumed_ms
         fleet.grid = window_grid.WindowGrid.unpack(grid)

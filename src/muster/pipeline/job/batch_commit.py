@@ -21,7 +21,7 @@ from muster.bus import api
 from muster.core import errors, messages
 from muster.core.reports import columns
 from muster.core.telemetry import log
-from muster.pipeline import protocol
+from muster.pipeline import protocol, steps
 from muster.pipeline import settings as settings_
 from muster.pipeline.alerts import notifications, rule_file, rules, tracker
 from muster.pipeline.fleet import rollups, state
@@ -59,6 +59,13 @@ HISTORY = rules.AlertRule(
     severity=messages.Severity.CRITICAL,
     summary="{value:.0f} rows of the last batch could not be written to the history",
 )
+STEPS = rules.AlertRule(
+    name="step-failing",
+    scope="system",
+    when="FALSE",
+    severity=messages.Severity.WARNING,
+    summary="{value:.0f} steps of pipeline.steps failed in the last batch: the log of the pipeline says why",
+)
 NOTIFICATIONS = rules.AlertRule(
     name="notifications-failing",
     scope="system",
@@ -92,6 +99,8 @@ class BatchCommitter:
     ) -> None:
         known, contacts = rule_file.load(settings)
         self.rules = known
+        self._steps = steps.read(settings.steps)
+        self._faults: dict[str, str] = {}  # of steps, in the last batch
         self.counts: dict[str, int] = {}  # by reason, since the start
         self._latest: dict[tuple[str, str], bytes] = {}  # encoded reports, by scope and name
         self.machines = 0
@@ -109,7 +118,7 @@ class BatchCommitter:
         self._batch = stored.batch
         self.clock_ms = stored.clock_ms  # the broker's clock at the newest message read
         self.alert_tracker = tracker.AlertTracker(
-            (*known, HISTORY, LOSS, NOTIFICATIONS), stored.alerts, forget_s=settings.forget_s
+            (*known, HISTORY, LOSS, NOTIFICATIONS, STEPS), stored.alerts, forget_s=settings.forget_s
         )
         self._stored_run = stored.run or run
         self._lost = (0, 0)  # the last messages that were lost: when, and how many
@@ -170,6 +179,8 @@ class BatchCommitter:
     def commit(self, number: int, outputs: list[state.ShardOutput], counts: dict[str, int]) -> None:
         self._authority.check()
         totals = rollups.scope_totals((window for output in outputs for window in output.closed), self._top)
+        faults = {step: why for output in outputs for step, why in output.faults.items()}
+        faults |= steps.extend_groups(self._steps, [many for many in totals if not many.gone])
         on = asyncio.run_coroutine_threadsafe(self._on(), self._loop).result()
         verdicts = [
             *rollups.node_verdicts(change for output in outputs for change in output.changes),
@@ -192,6 +203,7 @@ class BatchCommitter:
             published.result()
         if totals or counts.get("rows"):  # there was something to write
             verdicts.append(_about_history(counts, clock_ms))
+            verdicts.append(self._about_steps(faults, counts, clock_ms))
         verdicts.append(self._about_loss(counts, clock_ms))
         failing = self.sender.failing()
         waiting = float(sum(contact.waiting for contact in failing))
@@ -277,6 +289,16 @@ class BatchCommitter:
         at_ms, lost = self._lost
         is_shown = lost > 0 and clock_ms - at_ms < LOSS_SHOWN_MS
         return tracker.RuleVerdict(LOSS.name, "pipeline", is_shown, clock_ms, float(lost))
+
+    def _about_steps(
+        self, faults: dict[str, str], counts: dict[str, int], clock_ms: int
+    ) -> tracker.RuleVerdict:
+        for step, why in faults.items():
+            counts[f"{steps.FAILED}{step}"] = counts.get(f"{steps.FAILED}{step}", 0) + 1
+            if self._faults.get(step) != why:
+                self._log.error("step-failed", step=step, error=why)
+        self._faults = faults
+        return tracker.RuleVerdict(STEPS.name, "pipeline", bool(faults), clock_ms, float(len(faults)))
 
     async def _on(self) -> frozenset[tuple[str, str]]:
         return self.alert_tracker.on()

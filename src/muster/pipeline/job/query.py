@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from muster.core import errors
 from muster.core.reports import columns
-from muster.pipeline import protocol
+from muster.pipeline import protocol, steps
 from muster.pipeline.fleet import blocks, node_columns, removal, shard_division, state
 from muster.pipeline.history import data_files, storage, tables
 from muster.pipeline.job import query_plan, state_transfer
@@ -139,7 +139,8 @@ def explain_failure(error: Exception) -> str:
 
 
 class ShardProcessor:
-    """Processes one shard in a micro-batch: decode, write to the history, update the fleet state."""
+    """Processes one shard in a micro-batch: decode, run the user's steps, write to the history, update the
+    fleet state."""
 
     def __init__(self, known: state.FleetState) -> None:
         self._known = known
@@ -149,6 +150,7 @@ class ShardProcessor:
         self._summaries = 0
         self._reports = 0
         self._files: list[data_files.DataFile] = []
+        self._faults: dict[str, str] = {}
         self._removals: list[removal.MachineRemoval] = []
         self._started = time.process_time()
 
@@ -179,11 +181,21 @@ class ShardProcessor:
         self._spent("open")
         return pieces, summaries
 
+    def run_steps(
+        self, codes: Sequence[steps.StepCode], pieces: list[blocks.ReportPiece]
+    ) -> list[blocks.ReportPiece]:
+        """Add the metrics of a user's steps."""
+        if not codes or not pieces:
+            return pieces
+        extended, self._faults = steps.extend_reports(codes, pieces, self._known.nodes)
+        self._spent("steps")
+        return extended
+
     def write_history(self, pieces: list[blocks.ReportPiece], root: str, stem: str) -> None:
         """Write files of the history; the driver commits them."""
         if not pieces:
             return
-        table = pa.Table.from_batches([history_rows(piece.batch) for piece in pieces])
+        table = pa.Table.from_batches([piece.rows() for piece in pieces])
         self._count("rows", table.num_rows)
         try:
             written = data_files.write(root, tables.NODES, table, stem)
@@ -207,6 +219,7 @@ class ShardProcessor:
         output.summaries = self._summaries
         output.reports = self._reports
         output.files = self._files
+        output.faults = dict(self._faults)
         self._spent("fleet")
         for reason, count in self._counts.items():
             output.count(reason, count)
@@ -220,14 +233,6 @@ class ShardProcessor:
         now = time.process_time()
         self._count(f"{CPU}{stage}", int((now - self._started) * 1e6))
         self._started = now
-
-
-def history_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The columns of the table."""
-    schema = tables.definition(tables.NODES).row_schema
-    names = {tables.SEQUENCE: blocks.SEQUENCE, "metrics": "extra"}
-    arrays = [batch.column(names.get(field.name, field.name)).cast(field.type) for field in schema]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 #: Cache of the names of machines, by run, epoch and shard: most micro-batches do not change them.
@@ -259,6 +264,7 @@ def processor(job: query_plan.QueryPlan, folder: str) -> Any:
             before = known.nodes.names.version
             processor_ = ShardProcessor(known)
             pieces, summaries = processor_.open(rows)
+            pieces = processor_.run_steps(job.steps, pieces)
             processor_.write_history(pieces, job.history, self._stem(key[0]))
             output = processor_.feed(pieces, summaries)
             started = time.process_time()

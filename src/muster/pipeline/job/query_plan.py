@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from muster.core.reports import columns
 from muster.pipeline import settings as settings_
+from muster.pipeline import steps
 from muster.pipeline.alerts import rules
 from muster.pipeline.fleet import state
 
@@ -31,6 +32,7 @@ class QueryPlan:
     partitions: int = 2
     splits: int = 2
     max_messages: int = 4000
+    steps: tuple[steps.StepCode, ...] = ()
     after: tuple[int, ...] = (0, 0)  # where a new checkpoint starts in each stream; -1: at the end
     until: tuple[int, ...] = (0, 0)  # where its first batch ends; 0: anywhere
 
@@ -49,6 +51,7 @@ def from_settings(
     """Without what belongs to one term: its checkpoint and positions. ``parallelism``: shards, partitions and
     splits."""
     shards, partitions, splits = parallelism
+    codes = steps.read(settings.steps)
     return QueryPlan(
         plan=state.FleetStatePlan(
             window_s=settings.window_s,
@@ -59,6 +62,7 @@ def from_settings(
             top=settings.top,
             top_metrics=settings.top_metrics,
             rules=tuple(rule for rule in known if rule.scope == "node"),
+            memory=steps.memory_columns(codes),
         ),
         servers=servers,
         credentials=credentials,
@@ -69,4 +73,5 @@ def from_settings(
         partitions=partitions,
         splits=splits,
         max_messages=settings.max_messages,
+        steps=codes,
     )

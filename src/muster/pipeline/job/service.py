@@ -31,7 +31,7 @@ from muster.bus.rpc import server
 from muster.core import errors, messages
 from muster.core.reports import columns
 from muster.core.telemetry import log
-from muster.pipeline import protocol
+from muster.pipeline import protocol, steps
 from muster.pipeline import settings as settings_
 from muster.pipeline.alerts import rule_file, rules
 from muster.pipeline.batch import cost_fit
@@ -95,6 +95,7 @@ class PipelineService:
         self._history = settings.history_root(paths.folder)
         storage.check(self._history)
         rule_file.load(settings)  # an invalid file is an error at once, not after a takeover
+        steps.read(settings.steps)
         self._checkpoint = settings.checkpoint_root(paths.folder)
         storage.check(self._checkpoint, setting="checkpoint_dir", checkpoint=True)
         self._folder = settings.state_folder(paths.folder)

@@ -106,6 +106,7 @@ UNSUPERVISED = {
     "manage/adapters/broker.py: BrokerAdapter._end_broker": "awaited by the operation",
     "manage/adapters/process.py: ProcessAdapter._reach": "awaited by the operation",
     "manage/adapters/process.py: ProcessAdapter._wait_for_end": "awaited in place",
+    "manage/log_stream.py: LogStream._start_requests": "awaited by `lines`, which raises its error",
     "manage/registry/operations.py: _send_page": "awaited in place",
     "manage/registry/registry_log.py: finish": "awaited in place",
     "app/supervisor/dispatcher_process.py: run": "awaited in place",

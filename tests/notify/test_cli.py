@@ -136,9 +136,46 @@ def test_models_are_written_in_every_form_and_read_back(up, tmp_path, form):
     file.write_text(result.out)
     again = driver.quick("notify", "define", file, "-o", "json", home=up)
     assert again.code == 0, again.err
-    assert {model["model"] for model in again.json()} == {"Controller", "WebServer", "alert"}
+    assert {model["name"] for model in again.json()} == {"Controller", "WebServer", "alert"}
     file.write_text("policy bad = threat_levle > 2;")
     assert driver.quick("notify", "define", file, home=up).code == errors.ParseError.exit_code
+
+
+def test_a_document_creates_receivers_and_senders(up, tmp_path):
+    file = tmp_path / "farm.txt"
+    file.write_text(
+        "event command = { }\n"
+        'state farm = WebServer { application = "IIS"; load = 0.5 }\n'
+        "policy farm = command AND sender: (_trust_level >= 2);\n"
+    )
+    assert driver.quick("notify", "define", file, home=up).code == 0
+    file.write_text("Controller = { String entity; int _trust_level = 3 }")
+    wrong = driver.quick("notify", "define", file, home=up)
+    assert wrong.code == errors.InvalidInput.exit_code
+    assert "--as" in wrong.err
+    granted = driver.quick("notify", "define", file, "--as", "boss", "-o", "json", home=up)
+    assert granted.code == 0, granted.err
+    assert {row["kind"] for row in granted.json()} == {
+        "model of receivers",
+        "receiver with Controller",
+        "grant of _trust_level",
+    }
+    sent = driver.quick("notify", "send", "--as", "boss", "--event", "command", "--durable", home=up)
+    assert sent.code == 0, sent.err
+    heard = ("--as", "farm", "--model", "WebServer", "--durable", "--count", "1", "--timeout", "30")
+    policy = ("--policy", "command AND sender: (_trust_level >= 2)", "-o", "json")
+    assert driver.quick("notify", "listen", *heard, *policy, home=up).json()["type"] == "command"
+    file.write_text("{ alert AND threat_level > 4 }")
+    changed = driver.quick("notify", "define", file, "--as", "farm", home=up)
+    assert changed.code == 0, changed.err
+    listed = driver.quick("notify", "receivers", "-o", "json", home=up).json()
+    assert [row["policy"] for row in listed if row["receiver"] == "admin/farm"] == [
+        "alert = TRUE AND threat_level > 4"
+    ]
+    unknown = driver.quick("notify", "define", file, "--as", "nobody", home=up)
+    assert unknown.code == errors.NotFound.exit_code
+    for name in ("farm", "boss"):
+        assert driver.quick("notify", "leave", name, home=up).code == 0
 
 
 def test_mistakes_are_pointed_at(up):

@@ -64,6 +64,68 @@ def test_the_papers_notation_is_read():
     vocabulary.policy(document.policies["web"])
 
 
+ALONE = """
+WebServer = {
+  application = "IIS";
+  services = {docs, cgi};
+  load = 0.39
+}
+Controller = {
+  String _command_region = "northwest";
+  int _trust_level = 4
+}
+{
+  (alert AND (threat_level >= 4)) AND
+  (sender: (_command_region == "northwest" AND _trust_level >= 2))
+} OR
+{
+  (command AND (sender: (entity == "Intellimune" AND _command_region == "national")))
+}
+"""
+
+
+@pytest.mark.parametrize("form", ["yaml", "json", "notation", "xml"])
+def test_what_stands_alone_in_the_paper_is_read_and_written(form: Any):
+    document = notify_documents.read(ALONE.encode())
+    webserver, controller = document.states
+    assert (webserver.receiver, webserver.model, webserver.values["load"]) == ("", "WebServer", 0.39)
+    assert controller.granted == {"_command_region": "northwest", "_trust_level": 4}
+    assert [model.name for model in document.models] == ["Controller"]
+    written = notify_documents.write(document, form)
+    again = notify_documents.read(written.encode())
+    assert (again.models, again.states) == (document.models, document.states)
+    (before,), (after,) = document.policies.values(), again.policies.values()
+    assert after.strip("() \n") == before.strip("() \n")
+    if form == "xml":
+        assert etree.XMLSchema(etree.parse(SCHEMA)).validate(etree.fromstring(written.encode()))
+
+
+def test_what_stands_alone_is_of_the_receiver_that_is_named():
+    state = b"WebServer = { load = 0.39 }"
+    named = notify_documents.read(state + b"{ alert }").named("web-1")
+    assert (named.states[0].receiver, named.policies) == ("web-1", {"web-1": "{ alert }"})
+    with pytest.raises(errors.InvalidInput, match="does not say whose it is"):
+        notify_documents.read(state).named("")
+    with pytest.raises(errors.InvalidInput, match="two states of 'web-1'"):
+        notify_documents.read(ALONE.encode()).named("web-1")
+    with pytest.raises(errors.InvalidInput, match="two policies of 'web-1'"):
+        notify_documents.read(b"policy web-1 = alert; { command }").named("web-1")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "event alert = { int level = 4 }",
+        "Controller = { int level = 4; load = 0.5 }",
+        "state web-1 = WebServer { int level = 4 }",
+        "{ alert }; { command }",
+    ],
+)
+def test_values_and_policies_stand_only_where_they_mean_something(text: str):
+    with pytest.raises(errors.ParseError):
+        notify_documents.read(text.encode())
+
+
 ENDS = notify_documents.StateDocument(
     "web-2", "Elsewhere", {"text": "a\x85b\u2028c\rd\ne", "words": frozenset({"f\x85"})}
 )

@@ -5,7 +5,14 @@ The notation is that of the paper, with keywords for what the paper describes in
     WebServer = { String application; int servicePort; DomainedSet{docs, cgi} services; float load }
     event alert = { int threat_level }
     state web-1 = WebServer { application = "IIS"; services = {docs, cgi}; load = 0.39 }
-    policy careful = (alert AND threat_level >= 4) AND (sender: (_trust_level >= 2));
+    policy web-1 = (alert AND threat_level >= 4) AND (sender: (_trust_level >= 2));
+
+A state, typed values and a policy may also stand alone, as in the paper; `NotifyDocument.named` says whose
+they are:
+
+    WebServer = { application = "IIS"; load = 0.39 }
+    Controller = { String _command_region = "northwest"; int _trust_level = 4 }
+    { alert AND threat_level >= 4 } OR { command }
 
 YAML and JSON have the same three lists under ``models``, ``states`` and ``policies``; XML follows
 ``docs/schemas/notify.xsd`` (`muster.notify.documents_xml`).
@@ -14,6 +21,7 @@ YAML and JSON have the same three lists under ``models``, ``states`` and ``polic
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -41,9 +49,18 @@ _REAL: Final = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?\Z")
 
 @dataclass(frozen=True, slots=True)
 class StateDocument:
-    receiver: str
+    receiver: str  # empty: not named
     model: str
     values: Mapping[str, types.Value]
+
+    @property
+    def own(self) -> dict[str, types.Value]:
+        return {name: held for name, held in self.values.items() if not models.restricted(name)}
+
+    @property
+    def granted(self) -> dict[str, types.Value]:
+        """What only an authority can assign."""
+        return {name: held for name, held in self.values.items() if models.restricted(name)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +71,36 @@ class NotifyDocument:
 
     def __post_init__(self) -> None:
         for name in (*(state.receiver for state in self.states), *self.policies):
-            subjects.token(name)
+            if name:
+                subjects.token(name)
         known = {model.name: model for model in self.models if model.kind is models.ModelKind.RECEIVER}
         for state in self.states:
             for name, held in ((state.model, None), *state.values.items()):
                 models.require_name(name)
                 models.require_encodable(name, held)
             if state.model in known:
-                known[state.model].require(state.values)
+                known[state.model].require(state.own)
+                known[state.model].require_granted(state.granted)
+
+    def named(self, name: str) -> NotifyDocument:
+        """The document with ``name`` for the receiver whose state or policy stands alone."""
+        receivers = [state.receiver or name for state in self.states]
+        policies = {receiver or name: text for receiver, text in self.policies.items()}
+        if "" in (*receivers, *policies):
+            raise errors.InvalidInput(
+                "a state or a policy of the document does not say whose it is",
+                hint="name the receiver with --as, or write `state NAME = MODEL {…}` and `policy NAME = …`",
+            )
+        for receiver in receivers:
+            if receivers.count(receiver) > 1:
+                raise errors.InvalidInput(f"the document has two states of {receiver!r}")
+        if len(policies) < len(self.policies):
+            raise errors.InvalidInput(f"the document has two policies of {name!r}")
+        states = tuple(
+            dataclasses.replace(state, receiver=receiver)
+            for state, receiver in zip(self.states, receivers, strict=True)
+        )
+        return NotifyDocument(self.models, states, policies)
 
 
 def value(text: str) -> types.Value:
@@ -119,7 +158,7 @@ def read(data: bytes) -> NotifyDocument:
         from muster.notify import documents_xml
 
         return documents_xml.read(text)
-    if re.match(r"(?://|(?:event|state|policy)\s+[\w.-]+\s*=|\w+\s*=)", start):
+    if re.match(r"(?://|(?:event|state|policy)\s+[\w.-]+\s*=|\w+\s*=|[({](?!\s*[\"}]))", start):
         return _Notation(text).document()
     return _plain(_loaded(text, is_json=start.startswith("{")))
 
@@ -148,9 +187,9 @@ class _Model(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class _State(msgspec.Struct, forbid_unknown_fields=True):
-    receiver: str
     model: str
     values: dict[str, str | bool | int | float | list[str] | None]
+    receiver: str = ""
 
 
 class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -199,10 +238,21 @@ class _Notation:
         states: list[StateDocument] = []
         policies: dict[str, str] = {}
         while self._peek():
+            if self._peek()[0] in "{(":
+                if "" in policies:
+                    raise self._fault("a second policy without a name")
+                policies[""] = self._expression()
+                if self._peek() == ";":
+                    self._mark(";")
+                continue
             word = self._take("word")
             if self._peek() == "=":  # also for a model with the name `policy`
                 self._mark("=")
-                declared.append(_model(word, self._attributes(), "receiver"))
+                attributes, values = self._attributes()
+                if attributes or not values:
+                    declared.append(_model(word, attributes, "receiver"))
+                if values:
+                    states.append(StateDocument("", word, values))
             elif word == "policy":
                 name = self._take("word")
                 self._mark("=")
@@ -215,43 +265,50 @@ class _Notation:
             elif word == "event":
                 name = self._take("word")
                 self._mark("=")
-                declared.append(_model(name, self._attributes(), "event"))
+                attributes, values = self._attributes()
+                if values:
+                    raise self._fault("the model of an event has no values")
+                declared.append(_model(name, attributes, "event"))
             else:
                 raise self._fault("expected =")
             if self._peek() == ";":
                 self._mark(";")
         return NotifyDocument(tuple(declared), tuple(states), policies)
 
-    def _attributes(self) -> dict[str, str]:
+    def _attributes(self) -> tuple[dict[str, str], dict[str, types.Value]]:
+        """Types, values, or types with values: {String application; int port = 80; load = 0.39}"""
         attributes: dict[str, str] = {}
-        self._mark("{")
-        while self._peek() != "}":
-            kind = self._take("word")
-            if self._peek() == "{":
-                words = self._set()
-                types.set_of(*words)  # rejects a word with a comma
-                kind += f"{{{', '.join(words)}}}"
-            attributes[self._take("word")] = kind
-            if self._peek() != "}":
-                self._mark(";")
-        self._mark("}")
-        return attributes
-
-    def _values(self) -> dict[str, types.Value]:
         values: dict[str, types.Value] = {}
         self._mark("{")
         while self._peek() != "}":
             name = self._take("word")
-            self._mark("=")
-            if self._peek() == "{":
-                values[name] = frozenset(self._set())
-            elif self._peek().startswith('"'):
-                values[name] = _unquoted(self._take("string"))
-            else:
-                values[name] = value(self._take("word"))
+            if self._peek() != "=":
+                kind = name
+                if self._peek() == "{":
+                    words = self._set()
+                    types.set_of(*words)  # rejects a word with a comma
+                    kind += f"{{{', '.join(words)}}}"
+                name = self._take("word")
+                attributes[name] = kind
+            if self._peek() == "=":
+                self._mark("=")
+                if self._peek() == "{":
+                    values[name] = frozenset(self._set())
+                elif self._peek().startswith('"'):
+                    values[name] = _unquoted(self._take("string"))
+                else:
+                    values[name] = value(self._take("word"))
             if self._peek() != "}":
                 self._mark(";")
         self._mark("}")
+        if attributes and (others := values.keys() - attributes.keys()):
+            raise self._fault(f"{min(others)} has no type, but other attributes have")
+        return attributes, values
+
+    def _values(self) -> dict[str, types.Value]:
+        attributes, values = self._attributes()
+        if attributes:
+            raise self._fault("a state has values: NAME = VALUE")
         return values
 
     def _set(self) -> list[str]:
@@ -326,7 +383,7 @@ def _tree(document: NotifyDocument) -> dict[str, Any]:
         ],
         "states": [
             {
-                "receiver": state.receiver,
+                **({"receiver": state.receiver} if state.receiver else {}),
                 "model": state.model,
                 "values": {
                     name: sorted(held) if isinstance(held, frozenset) else held
@@ -371,14 +428,15 @@ def _notation(document: NotifyDocument) -> str:
             for name, held in state.values.items()
             if not types.is_null(held)
         )
-        lines.append(f"state {state.receiver} = {state.model} {{\n{inside}\n}}")
+        lead = f"state {state.receiver} = {state.model}" if state.receiver else f"{state.model} ="
+        lines.append(f"{lead} {{\n{inside}\n}}")
     for name, text in document.policies.items():
         if not _EXPRESSION.fullmatch(text):
             raise errors.InvalidInput(
                 f"the policy {name} cannot be written in this format: unpaired quote or semicolon",
                 hint="use another format",
             )
-        lines.append(f"policy {name} = {text};")
+        lines.append(f"policy {name} = {text};" if name else f"({text});")
     return "\n".join(lines) + "\n"
 
 

@@ -57,10 +57,10 @@ def read(text: str) -> documents.NotifyDocument:
                 pairs = ((_attribute(entry, "name"), _value(entry)) for entry in _children(child, "value"))
                 values = {name: held for name, held in pairs if not types.is_null(held)}
                 states.append(
-                    documents.StateDocument(_attribute(child, "receiver"), _attribute(child, "model"), values)
+                    documents.StateDocument(child.get("receiver") or "", _attribute(child, "model"), values)
                 )
             case "policy":
-                policies[_attribute(child, "name")] = child.text
+                policies[child.get("name") or ""] = child.text
             case _:
                 raise errors.InvalidInput(f"<{child.local}> is not allowed here")
     return documents.NotifyDocument(tuple(declared_models), tuple(states), policies)
@@ -113,7 +113,8 @@ def write(document: documents.NotifyDocument) -> str:
             lines.append(_element("attribute", name, declared.kind.value, declared.domain))
         lines.append("  </model>")
     for state in document.states:
-        lines.append(f"  <state receiver={_quoted(state.receiver)} model={_quoted(state.model)}>")
+        receiver = f" receiver={_quoted(state.receiver)}" if state.receiver else ""
+        lines.append(f"  <state{receiver} model={_quoted(state.model)}>")
         for name, held in state.values.items():
             kind = types.kind_of(held)
             if kind is None or types.is_null(held):
@@ -125,7 +126,7 @@ def write(document: documents.NotifyDocument) -> str:
                 lines.append(_element("value", name, kind.value, (), text))
         lines.append("  </state>")
     lines += [
-        f"  <policy name={_quoted(name)}>{_escaped(text)}</policy>"
+        f"  <policy{f' name={_quoted(name)}' if name else ''}>{_escaped(text)}</policy>"
         for name, text in document.policies.items()
     ]
     return "\n".join([*lines, "</notify>"]) + "\n"

@@ -97,18 +97,27 @@ class Model:
                     f"{name} is restricted: only an authority can grant it",
                     hint="request a grant from an authority (muster authority grant)",
                 )
-            declared = self.attributes.get(name)
-            if declared is None:
-                raise errors.InvalidInput(
-                    f"{self.name} has no attribute {name[:80]}",
-                    hint=type_check.closest_name(name, self.attributes)
-                    or f"the attributes are {', '.join(sorted(self.attributes)[:20])}",
-                )
-            require_encodable(name, value)
-            if not declared.accepts(value):
-                raise errors.InvalidInput(f"{name} must be of type {declared}, not {value!r:.80}")
-            values[name] = _fitting(declared, value)
+            values[name] = _fitting(self._accepting(name, value), value)
         return values
+
+    def require_granted(self, values: State) -> None:
+        """Check restricted attributes, which an authority is to grant."""
+        for name, value in values.items():
+            self._accepting(name, value)
+
+    def _accepting(self, name: str, value: types.Value) -> types.AttributeType:
+        """The type of an attribute, which accepts this value."""
+        declared = self.attributes.get(name)
+        if declared is None:
+            raise errors.InvalidInput(
+                f"{self.name} has no attribute {name[:80]}",
+                hint=type_check.closest_name(name, self.attributes)
+                or f"the attributes are {', '.join(sorted(self.attributes)[:20])}",
+            )
+        require_encodable(name, value)
+        if not declared.accepts(value):
+            raise errors.InvalidInput(f"{name} must be of type {declared}, not {value!r:.80}")
+        return declared
 
 
 def require_name(name: str) -> None:

@@ -29,7 +29,7 @@ def authority() -> None:
     """Grant and revoke restricted attributes."""
 
 
-def _authority(invocation: command.Invocation, by: Path | None) -> grants.Authority:
+def signer(invocation: command.Invocation, by: Path | None) -> grants.Authority:
     import msgspec
 
     from muster.app import identities
@@ -105,10 +105,10 @@ def grant(
                 hint="names of restricted attributes begin with an underscore",
             )
         models.require_finite(name, (values[name],))
-    signer = _authority(invocation, by)
+    issuer = signer(invocation, by)
     narrowed = prefix or region or audience
     scope = documents.GrantScope(prefix=prefix, region=region, audience=audience) if narrowed else None
-    chain = signer.grant(holder, values, tier=tier, now=time.time(), lifetime_s=lifetime_s, scope=scope)
+    chain = issuer.grant(holder, values, tier=tier, now=time.time(), lifetime_s=lifetime_s, scope=scope)
 
     async def work() -> None:
         from muster.notify import client
@@ -171,7 +171,7 @@ def revoke(
             raise errors.InvalidInput(
                 f"{serial[:80]!r} is not a serial number", hint="see `muster authority list`"
             )
-    signer = _authority(invocation, by)
+    issuer = signer(invocation, by)
 
     async def work() -> dict[str, str]:
         from muster.notify import client, queries
@@ -186,7 +186,7 @@ def revoke(
                 )
             tried = 0
             while True:
-                number, sealed = await queries.next_revocations(bus, signer, serials, now=time.time())
+                number, sealed = await queries.next_revocations(bus, issuer, serials, now=time.time())
                 try:
                     await mine.revoke(sealed)
                     break
@@ -263,7 +263,7 @@ def appoint(
     from muster.trust import documents, nkeys
 
     key = nkeys.KeyPair.create(nkeys.KeyKind.ACCOUNT)
-    mandates = _authority(invocation, by).appoint(
+    mandates = signer(invocation, by).appoint(
         key.public,
         name,
         tier=tier,

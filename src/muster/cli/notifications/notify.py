@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from muster.cli import command, connection, live_names, tables
+from muster.cli.notifications import authority
 
 if TYPE_CHECKING:
     from muster.bus import api
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 _RECEIVER = ("receiver", "model", "state", "policy", "delivery?")
 
 LEAVE_S = 2.0
+GRANT_S = 30 * 86_400.0
 PARTICIPANT = "cli"  # the default name of a sender or receiver
 
 name_option = click.option(
@@ -415,32 +417,86 @@ def check(invocation: command.Invocation, policy: str, to: connection.Connection
 
 
 @notify.command(
-    examples=[("muster notify define web.yaml", "models in YAML, JSON, notation or XML")],
+    examples=[
+        ("muster notify define web.yaml", "in YAML, JSON, notation or XML"),
+        ("muster notify define state.txt --as web-1", "a state that does not say whose it is"),
+    ],
 )
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--as", "name", default="", metavar="NAME", help="Receiver whose state or policy has no name.")
+@authority.by_option
 @connection.options
 @command.pass_invocation
-def define(invocation: command.Invocation, file: Path, to: connection.ConnectionOptions) -> None:
-    """Define models of receivers and events.
+def define(
+    invocation: command.Invocation, file: Path, name: str, by: Path | None, to: connection.ConnectionOptions
+) -> None:
+    """Define models of receivers and events, and create receivers with their states and policies.
 
-    Policies in the file are checked against the models.
+    The receivers are yours and durable: their events are stored until `muster notify listen --durable`
+    receives them, or `muster notify leave` removes the receiver. A policy without a state changes the policy
+    of an existing receiver of yours. Restricted attributes, whose names begin with an underscore, are granted
+    by the authority for 30 days.
     """
-    from muster.notify import documents
+    import time
+
+    from muster.core import errors
+    from muster.notify import authorities, documents, models, protocol
+    from muster.trust import documents as trust_documents
 
     document = documents.read(file.read_bytes())
+    if name or document.states or "" in document.policies:
+        document = document.named(name)
+    needs_grants = any(state.granted for state in document.states)
+    signer = authority.signer(invocation, by) if needs_grants else None
 
-    async def ask(bus: api.Bus) -> Any:
+    async def ask(bus: api.Bus) -> list[dict[str, str]]:
         from muster.notify import client, queries
 
+        vocabulary = models.Vocabulary()
+        for row in await queries.list_models(bus):
+            vocabulary.add(authorities.model_of(row))
+        for model in document.models:
+            vocabulary.add(model)
+        for policy in document.policies.values():
+            vocabulary.policy_text(policy)
+        for state in document.states:
+            if (its_model := vocabulary.receivers.get(state.model)) is None:
+                raise errors.NotFound(f"there is no model {state.model!r} of receivers")
+            its_model.require(state.own)
+            its_model.require_granted(state.granted)
+        changed = document.policies.keys() - {state.receiver for state in document.states}
+        for receiver in sorted(changed):
+            full = protocol.participant_id(bus.identity, receiver)
+            listed = await queries.list_receivers(bus, prefix=full, limit=1)
+            if full not in [known.receiver for known in listed.receivers]:
+                raise errors.NotFound(
+                    f"the policy {receiver!r} is of no receiver: {full} does not exist",
+                    hint="a policy has the name of its receiver: add `state NAME = MODEL {…}`",
+                )
+        rows = [{"name": model.name, "kind": f"model of {model.kind.value}s"} for model in document.models]
         async with client.NotifyClient(bus) as mine:
             for model in document.models:
                 await mine.define(model)
-        for policy in document.policies.values():
-            await queries.check(bus, policy)
+            for state in document.states:
+                if signer is not None and state.granted:
+                    scope = trust_documents.GrantScope(prefix=state.receiver)
+                    granted: Any = protocol.to_wire(state.granted)
+                    chain = signer.grant(
+                        bus.identity, granted, tier=1, now=time.time(), lifetime_s=GRANT_S, scope=scope
+                    )
+                    await mine.present(chain)
+                    rows.append({"name": state.receiver, "kind": f"grant of {', '.join(granted)}"})
+            for state in document.states:
+                policy = document.policies.get(state.receiver, "")
+                await mine.advertise(state.receiver, state.model, state.own, policy=policy, durable=True)
+                rows.append({"name": state.receiver, "kind": f"receiver with {state.model}"})
+            for receiver in sorted(changed):
+                await mine.sender(receiver).policy(document.policies[receiver])
+                rows.append({"name": receiver, "kind": "policy"})
+        return rows
 
-    connection.call(invocation, to, ask)
     invocation.printer.rows(
-        [{"model": model.name, "of": model.kind.value} for model in document.models], ["model", "of"]
+        connection.call(invocation, to, ask), ["name", "kind"], empty="the document is empty"
     )
 
 

@@ -20,6 +20,7 @@ import msgspec
 import pyarrow as pa
 
 from muster.app import settings as app_settings
+from muster.bus import api as bus_api
 from muster.bus import message_format
 from muster.bus.client import broker_errors, counters
 from muster.bus.client import parser as client_parser
@@ -280,10 +281,18 @@ def dispatcher_request(data: bytes) -> None:
     message_protocol.decode_request(data)
 
 
-@target(pages.encode(pages.LogPage(None, [pages.PagedMessage("{}", b"x")])), pages.encode(pages.LogPage()))
+_PAGED = [pages.PagedMessage("{}", b"x")]
+
+
+@target(
+    pages.encode(pages.LogPage(None, _PAGED)),
+    pages.encode(pages.LogPage()),
+    pages.encode(pages.LogPage(None, _PAGED, [("subject", 1)], [1])),
+)
 def log_page(data: bytes) -> None:
-    attempt(lambda: list(pages.read(1, data)))
-    pages.record_of(1, data)
+    page = bus_api.StoredMessage("subject", data, {}, 1, 0)
+    attempt(lambda: list(pages.read(page)))
+    pages.cover(page)
 
 
 @target(

@@ -1,9 +1,9 @@
 """Random use of every feature of queues and subscriptions, with faults, in virtual time.
 
-Selectors, groups, priorities, expiry, large bodies, delays, dead letters, shared and unshared durable
-subscriptions that are replaced and ended, and messages that one consumer returns for others; slow reads of
-the log, small caches, dispatchers that are killed and connections that break. `run` returns what broke a
-promise:
+Selectors, groups, priorities, expiry, large bodies, delays, transactions, dead letters, shared and unshared
+durable subscriptions that are replaced and ended, and messages that one consumer returns for others; slow
+reads of the log, small caches, dispatchers that are killed and connections that break. `run` returns what
+broke a promise:
 
 - a message goes only to consumers whose selector accepts it, and not after it expired;
 - it is not lost, not received after its transaction was committed, and not twice in one transaction;
@@ -84,7 +84,7 @@ class FeatureWorld(model_world.DispatcherWorld):
         super().__init__(chance.choice([1, 2]))
         self._settings = settings.MessageSettings(
             max_deliveries=chance.choice([0, 1, 3]),
-            checkpoint_records=10,
+            checkpoint_records=chance.choice([3, 10]),
             connection_timeout_s=5,
             partitions=self._settings.partitions,
         )
@@ -116,7 +116,10 @@ class FeatureWorld(model_world.DispatcherWorld):
 
     # What is sent.
 
-    async def send_one(self, to: destinations.Destination, *, persistent: bool = True) -> None:
+    def _compose(
+        self, to: destinations.Destination, *, persistent: bool = True
+    ) -> tuple[str, messages.TextMessage, dict[str, Any]]:
+        """A message, and how to send it."""
         chance, number = self.chance, len(self.sent)
         text = f"{number}:"
         sent = self.sent[text] = Sent(
@@ -134,20 +137,48 @@ class FeatureWorld(model_world.DispatcherWorld):
         if sent.group is not None:
             message.properties["JMSXGroupID"] = sent.group
         ttl_s = chance.choice([0, 0, 0, 1.0, 5.0]) if to == JOBS else 0
-        waiting = [(subscriber, subscriber.version) for subscriber in self.subscribers]
+        delay_s = sent.delayed * chance.choice([1.0, 4.0])
+        return text, message, {"priority": sent.priority, "ttl_s": ttl_s, "delay_s": delay_s}
+
+    async def send_one(self, to: destinations.Destination, *, persistent: bool = True) -> None:
+        text, message, options = self._compose(to, persistent=persistent)
+        waiting = self._waiting()
         producer = self.producing.producer(to, persistent=persistent)
-        if not persistent and chance.random() < 0.5:
+        if not persistent and self.chance.random() < 0.5:
             producer.submit(message)
             return
         try:
-            await producer.send(
-                message, priority=sent.priority, ttl_s=ttl_s, delay_s=sent.delayed * chance.choice([1.0, 4.0])
-            )
+            await producer.send(message, **options)
         except errors.Unavailable:
             return
+        self._confirm(text, message, waiting)
+
+    async def send_at_once(self) -> None:
+        """To several destinations, in a transaction."""
+        waiting = self._waiting()
+        composed: list[tuple[str, messages.TextMessage]] = []
+        for _ in range(self.chance.randrange(2, 7)):
+            to = self.chance.choice([JOBS, GROUPED, NEWS])
+            text, message, options = self._compose(to)
+            await self.transacting.producer(to).send(message, **options)
+            composed.append((text, message))
+        try:
+            await self.transacting.commit()
+        except errors.Unavailable:
+            return
+        for text, message in composed:
+            self._confirm(text, message, waiting)
+
+    def _waiting(self) -> list[tuple[Subscriber, int]]:
+        return [(subscriber, subscriber.version) for subscriber in self.subscribers]
+
+    def _confirm(
+        self, text: str, message: messages.TextMessage, waiting: list[tuple[Subscriber, int]]
+    ) -> None:
+        sent = self.sent[text]
         sent.expires_ms = message.expiration_ms
         self.confirmed.add(text)
-        for subscriber, version in waiting if to == NEWS else ():
+        for subscriber, version in waiting if sent.to == NEWS else ():
             stays = version and version == subscriber.version
             if stays and sent.matches(subscriber.selector) and text not in subscriber.seen:
                 subscriber.expected.add(text)
@@ -165,7 +196,9 @@ class FeatureWorld(model_world.DispatcherWorld):
 
     async def begin(self) -> None:
         await self.start_dispatcher()
-        self.producing = (await self.connect("producer")).session()
+        connection = await self.connect("producer")
+        self.producing = connection.session()
+        self.transacting = connection.session(api.AcknowledgeMode.TRANSACTED)
         self.subscribers = [Subscriber(self, shared=shared) for shared in (False, True)]
         for subscriber in self.subscribers:
             await subscriber.open()
@@ -187,6 +220,8 @@ class FeatureWorld(model_world.DispatcherWorld):
                 await self.send_one(chance.choice([JOBS, GROUPED]))
             case "publish":
                 await self.send_one(NEWS)
+            case "at once":
+                await self.send_at_once()
             case "flash":
                 for _ in range(chance.choice([1, 3])):
                     await self.send_one(FLASH, persistent=False)
@@ -264,6 +299,7 @@ class FeatureWorld(model_world.DispatcherWorld):
 STEPS = [
     *("send",) * 8,
     *("publish",) * 4,
+    *("at once",) * 4,
     *("flash",) * 2,
     *("work",) * 2,
     "leave",
@@ -445,7 +481,9 @@ class Subscriber:
                 if not message.redelivered:
                     if text in (seen if self.shared else self.seen):
                         self.world.problem(text, "was received again by", self.name, "and is not marked")
-                    if sent.number <= last and not sent.delayed:
+                    # What one of several consumers held comes to another one when it closes.
+                    is_passed_on = self.shared and consumer not in self.consumers
+                    if sent.number <= last and not (sent.delayed or is_passed_on):
                         self.world.problem(text, "came to", self.name, "after", last)
                     last = last if sent.delayed else sent.number
                 seen.add(text)

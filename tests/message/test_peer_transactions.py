@@ -69,9 +69,7 @@ class PeerPartition:
 
     async def records(self) -> list[ledger.LogRecord]:
         return [
-            record
-            async for page in self.stream.read(1)
-            if (record := pages.record_of(page.sequence, page.data)) is not None
+            record async for page in self.stream.read(1) if (record := pages.cover(page).record) is not None
         ]
 
     @contextlib.asynccontextmanager

@@ -14,7 +14,7 @@ from muster.message import destinations, messages, protocol
 from muster.message.client import api as client_api
 from muster.message.client import bodies
 from muster.message.dispatcher import delivery
-from muster.message.dispatcher import state as dispatcher_state
+from muster.message.dispatcher.log import log_reader
 from muster.testing import virtual_clock
 from tests.message import test_races
 
@@ -36,10 +36,10 @@ class SlowReads:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.may, self.begun = asyncio.Event(), asyncio.Event()
-        read = dispatcher_state.DispatcherState.read
+        read = log_reader.LogReader.pages
 
         async def slow_read(
-            here: dispatcher_state.DispatcherState, first: int, subject: str | None = None, *last: Any
+            here: log_reader.LogReader, first: int, subject: str | None = None, *last: Any
         ) -> AsyncIterator[api.StoredMessage]:
             if subject is not None and ".topic." in subject:
                 self.begun.set()
@@ -47,7 +47,7 @@ class SlowReads:
             async for page in read(here, first, subject, *last):
                 yield page
 
-        patch.setattr(dispatcher_state.DispatcherState, "read", slow_read)
+        patch.setattr(log_reader.LogReader, "pages", slow_read)
 
 
 @pytest.mark.parametrize("ends", [False, True])

@@ -56,10 +56,13 @@ class LogSubjects:
 
     def __init__(self, partition: int = HOME) -> None:
         self._levels = (f"p{partition}",) if partition else ()
+        self._base = self._subject("")
         self.delay = self._subject("delay")
         self.record = self._subject("record")
         self.checkpoint = self._subject("checkpoint")
         self.layout = self._subject("layout")
+        self.shared = self._subject("shared")
+        self.sorted_prefix = f"{self._subject('sorted')}."
         self.body_prefix = f"{self._subject('body')}."
         self.transfer_prefix = f"{self._subject('transfer')}."
         self.topic_prefix = f"{self._subject(subjects.TOPIC_PREFIX)}."
@@ -69,6 +72,8 @@ class LogSubjects:
             self.record,
             self.checkpoint,
             self.layout,
+            self.shared,
+            f"{self.sorted_prefix}>",
             f"{self.body_prefix}>",
             f"{self.transfer_prefix}>",
             self._subject("queue", ">"),
@@ -87,7 +92,7 @@ class LogSubjects:
 
     def of_topic(self, subject: str) -> str:
         """The users' subject of a log subject; see `topic`."""
-        return subject.removeprefix(f"{self._subject('')}")
+        return subject.removeprefix(self._base)
 
     def body(self, body: str) -> str:
         """For the chunks of a large body."""
@@ -96,6 +101,14 @@ class LogSubjects:
     def transfer(self, partition: int) -> str:
         """For messages on their way to another partition."""
         return f"{self.transfer_prefix}{partition}"
+
+    def group(self, subject: str) -> str:
+        """What is sorted together: the messages of one queue or transfer, or of all topics."""
+        return self.topic_prefix[:-1] if subject.startswith(self.topic_prefix) else subject
+
+    def sorted(self, group: str) -> str:
+        """For messages of shared pages that were sorted."""
+        return f"{self.sorted_prefix}{group.removeprefix(self._base)}"
 
     def has_own_page(self, subject: str) -> bool:
         return subject in (self.delay, self.checkpoint) or subject.startswith(self.body_prefix)

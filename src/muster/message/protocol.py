@@ -9,6 +9,8 @@
     muster.message.log.queue.<name>        log: messages of queues
     muster.message.log.<topic's subject>   log: messages of topics that a durable subscription selects
     muster.message.log.body.<id>           log: chunks of a body that is too large for one message
+    muster.message.log.shared              log: pages with messages of several destinations
+    muster.message.log.sorted.<...>        log: those that were still needed at a checkpoint, by destination
     muster.message.log.delay               log: messages with a delivery time in the future
     muster.message.log.record              log: acknowledgements, subscriptions and completed work (`ledger`)
     muster.message.log.checkpoint          log: the sum of all earlier records

@@ -438,19 +438,31 @@ async def test_6_2_7_a_transaction_of_thousands_of_messages(
     assert row.depth == count
 
 
-async def test_6_2_7_a_transaction_to_too_many_destinations_is_rolled_back(
+async def test_6_2_7_a_transaction_with_too_many_delayed_messages_is_rolled_back(
     gateway: amqp_gateway.AmqpGateway, dial: conftest.Dial
 ):
     session = (await dial()).session(client_api.AcknowledgeMode.TRANSACTED)
     producer = session.producer()
-    for number in range(1001):
-        await producer.send("x", to=destinations.queue(f"q{number}"))
+    for _ in range(1001):
+        await producer.send("x", to=ORDERS, delay_s=0.1)
     with pytest.raises(message_errors.TransactionRolledBack, match="pages in one transaction"):
         await session.commit()
     await producer.send("x", to=ORDERS)
     await session.commit()
     rows = (await session.connection.request(protocol.ListQueues())).queues
     assert {row.queue: row.depth for row in rows if row.depth} == {"orders": 1}
+
+
+async def test_6_2_7_a_transaction_has_any_number_of_destinations(
+    gateway: amqp_gateway.AmqpGateway, dial: conftest.Dial
+):
+    session = (await dial()).session(client_api.AcknowledgeMode.TRANSACTED)
+    producer = session.producer()
+    for number in range(1001):
+        await producer.send("x", to=destinations.queue(f"q{number}"))
+    await session.commit()
+    rows = (await session.connection.request(protocol.ListQueues())).queues
+    assert [row.depth for row in rows] == 1001 * [1]
 
 
 async def test_6_2_6_a_browser_with_a_selector_examines_a_deep_queue_in_parts(

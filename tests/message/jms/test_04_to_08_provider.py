@@ -153,10 +153,10 @@ async def test_4_10_a_batch_whose_acknowledgement_is_lost_is_stored_once(
     subjects = partitions.LogSubjects()
     stream = await bus.stream(api.StreamSettings(partitions.stream(0), subjects.all))
     writer = journal.Journal(stream, 0, lambda record, last, placed: None)
-    for name in ("a", "b", "c"):
-        queue = destinations.queue(name)
-        copy = journal.JournalMessage(queue, messages.MessageMeta(), "{}", b"x", subjects.queue(name))
-        writer.add(journal.JournalItem([copy]))
+    queue = destinations.queue("a")
+    body = bytes(300 << 10)
+    copy = journal.JournalMessage(queue, messages.MessageMeta(), "{}", body, subjects.queue(queue.name))
+    writer.add(journal.JournalItem([copy] * 3))  # larger than a page
     test_client.lose_acknowledgements(bus, monkeypatch, 1)
     await writer._store(writer._next_batch())
     assert (writer.head, (await stream.state()).messages) == (3, 3)

@@ -19,6 +19,7 @@ BROWSE_MAX: Final = 1000
 BROWSE_SKIPPED_MAX = 10_000  # messages that a selector does not match, in one request
 EXPIRY_SKIPPED_MAX = 10_000  # of one queue, in one search for expired messages
 BATCH_MESSAGES: Final = 500  # messages moved or purged in one batch
+BATCH_BYTES: Final = 4 << 20
 FORGET_S = 600.0  # an empty queue is forgotten when unused for this long
 FORGET_BATCH: Final = 100  # queues forgotten at one time
 COMPARED_MAX: Final = 1000  # queues that are compared with an unknown name
@@ -64,7 +65,7 @@ class QueueAdmin:
         old = [key for key, (_, since) in self._idle.items() if now - since > FORGET_S]
         for key in old[:FORGET_BATCH]:
             subject = self._state.subjects.queue(key.removeprefix(ledger.QUEUE_MARK))
-            if await self._state.stream.last_for(subject) is not None:
+            if subject in self._state.shared_pages or await self._state.stream.last_for(subject) is not None:
                 self._idle[key] = (self._idle[key][0], now)
             elif self._is_idle(key) and not self._has_pending_consumer(key):
                 self._ledger.forget(key)
@@ -159,8 +160,8 @@ class QueueAdmin:
             if following is None:
                 return waiting, left, 0
             begin = following
-        async for page in self._state.read(pages.sequence_of(begin), self._state.subjects.queue(queue)):
-            for number, held in pages.read(page.sequence, page.data):
+        async for together in self._state.log.read(self._state.subjects.queue(queue), begin):
+            for number, _, held in together:
                 if number < begin or queue_backlog.is_done(number):
                     continue
                 meta = messages.decode_meta(held.raw)
@@ -172,7 +173,7 @@ class QueueAdmin:
                     continue
                 waiting.append((number, meta, held))
                 total += len(held.data)
-                if len(waiting) >= limit or total > journal.BATCH_BYTES:
+                if len(waiting) >= limit or total > BATCH_BYTES:
                     return waiting, left, number
         return waiting, left, 0
 

@@ -8,24 +8,20 @@ cache, whatever the depth of a queue.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Final
 
-from muster.bus import api
 from muster.core import topics
 from muster.core.telemetry import log
 from muster.message import messages, selectors
 from muster.message.dispatcher import backlog, state
 from muster.message.dispatcher.index import lines
-from muster.message.dispatcher.log import journal, ledger, message_cache, pages
+from muster.message.dispatcher.log import journal, ledger, message_cache
 
 events = log.EventLog("message")
 
 READ_AHEAD: Final = 1000  # messages read at one time, for each line: about a page
 READ_AHEAD_BYTES: Final = 2 << 20
-GETS_MAX: Final = 16  # pages requested at one time
-DENSE: Final = 8  # pages of the log for each page that is needed, up to which they are read in one request
 PATIENCE_S = 5.0  # then messages are delivered although higher priorities may not be indexed yet
 
 
@@ -113,14 +109,14 @@ class BacklogReader:
     async def _index_until(self, source: backlog.Backlog, end: int, early_at: float) -> None:
         subscription = self._ledger.subscriptions.get(source.key)
         cached = 0
-        async for page in self._state.read(pages.sequence_of(source.position + 1), self._subject(source)):
-            if subscription is not None and not self._matches_topic(subscription, page.subject):
-                continue
-            for number, held in pages.read(page.sequence, page.data):
+        async for together in self._state.log.read(self._subject(source), source.position + 1):
+            for number, subject, held in together:
                 if number <= source.position:
                     continue
                 if number > end:
                     break
+                if subscription is not None and not self._matches_topic(subscription, subject):
+                    continue
                 meta = messages.decode_meta(held.raw)
                 if subscription is None:
                     source.arrive(number, meta)
@@ -157,10 +153,8 @@ class BacklogReader:
                     if number <= end:
                         source.scan(line, number, copy.meta)
             else:
-                async for page in self._state.read(
-                    pages.sequence_of(first), self._subject(source), pages.sequence_of(end)
-                ):
-                    for number, held in pages.read(page.sequence, page.data):
+                async for together in self._state.log.read(self._subject(source), first, end):
+                    for number, _, held in together:
                         if number <= end and number in source.pending:
                             source.scan(line, number, messages.decode_meta(held.raw))
                     if not line.users:
@@ -206,43 +200,17 @@ class BacklogReader:
 
     async def _read(self, source: backlog.Backlog, numbers: list[int]) -> list[int]:
         """Read the first of these messages into the cache; returns those that the log does not contain."""
-        by_page: dict[int, set[int]] = {}
-        for number in numbers:
-            by_page.setdefault(pages.sequence_of(number), set()).add(number)
         missing: list[int] = []
         size = 0
-        async for sequence, page in self._pages(source, list(by_page)):
-            of_page = by_page[sequence]
-            for number, held in pages.read(sequence, page.data) if page is not None else ():
-                if number in of_page:
-                    of_page.discard(number)
-                    self._cache.add_read(number, messages.decode_meta(held.raw), held.raw, held.data)
-                    size += len(held.data)
+        async for of_page, found in self._state.log.find(self._subject(source), numbers):
+            for number, _, held in found:
+                of_page.discard(number)
+                self._cache.add_read(number, messages.decode_meta(held.raw), held.raw, held.data)
+                size += len(held.data)
             missing += of_page
             if size > READ_AHEAD_BYTES:
                 break
         return missing
-
-    async def _pages(
-        self, source: backlog.Backlog, sequences: list[int]
-    ) -> AsyncIterator[tuple[int, api.StoredMessage | None]]:
-        """These pages of the log, None for those that it does not contain."""
-        while sequences:
-            run = _ascending_run(sequences)
-            if len(run) > 1 and run[-1] - run[0] < DENSE * len(run):
-                left = deque(run)
-                async for page in self._state.read(run[0], self._subject(source), run[-1]):
-                    while left and left[0] < page.sequence:
-                        yield left.popleft(), None
-                    if left and left[0] == page.sequence:
-                        yield left.popleft(), page
-                for sequence in left:
-                    yield sequence, None
-            else:
-                run = run[:GETS_MAX]
-                for pair in zip(run, await asyncio.gather(*map(self._state.page, run)), strict=True):
-                    yield pair
-            del sequences[: len(run)]
 
     def _finish_missing(self, source: backlog.Backlog, missing: list[int]) -> None:
         """Messages that were removed from the log by other means than the dispatcher are done. Those that
@@ -259,11 +227,3 @@ class BacklogReader:
                 failed=lambda _: source.cancel_finish(numbers),
             )
         )
-
-
-def _ascending_run(numbers: list[int]) -> list[int]:
-    """The first of these numbers, as long as they ascend."""
-    count = 1
-    while count < len(numbers) and numbers[count] > numbers[count - 1]:
-        count += 1
-    return numbers[:count]

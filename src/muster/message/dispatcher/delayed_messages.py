@@ -58,8 +58,8 @@ class DelayedMessages:
         did not delete.
         """
         done = self._state.ledger.delayed_done
-        async for page in self._state.read(1, self._state.subjects.delay):
-            for number, held in pages.read(page.sequence, page.data):
+        async for page in self._state.log.pages(1, self._state.subjects.delay):
+            for number, _, held in pages.read(page):
                 if number in done:
                     await self._state.stream.delete(page.sequence)
                 else:
@@ -137,7 +137,7 @@ class DelayedMessages:
             due_ms, number = heapq.heappop(self._waiting)
             sequence = pages.sequence_of(number)
             page = await self._state.stream.get(sequence)
-            held = dict(pages.read(sequence, page.data))[number]
+            ((_, _, held),) = pages.read(page)
             total += len(held.data)
             batch[due_ms, number] = self._copy(number, held)
         return batch

@@ -79,7 +79,7 @@ class LargeBodies:
         return protocol.DispatcherReply(count=pages.sequence_of(number))
 
     async def read(self, request: protocol.ReadChunk) -> protocol.DispatcherReply:
-        data = await self._state.read_chunk(request.body, request.chunk)
+        data = await self._state.log.chunk(request.body, request.chunk)
         if data is None:
             raise errors.NotFound("the body of the message is not stored any more")
         return protocol.DispatcherReply(data=data)
@@ -184,19 +184,21 @@ class LargeBodies:
             if key.startswith(ledger.QUEUE_MARK)
         }
         log_subjects = self._state.subjects
-        async for page in self._state.read(1):
-            if page.subject == log_subjects.delay:
-                key = ledger.DELAY_KEY
-            elif page.subject.startswith(log_subjects.transfer_prefix):
-                key = _transfer_key(page.subject)
-            elif page.subject.startswith(log_subjects.topic_prefix):
-                key = _TOPICS
-            elif page.subject in queues:
-                key = queues[page.subject]
-            else:
-                continue
-            for number, held in pages.read(page.sequence, page.data):
-                if messages.MAY_BE_LARGE not in held.raw or self._is_done(key, number):
+        async for page in self._state.log.pages(1):
+            for number, subject, held in pages.read(page):
+                if messages.MAY_BE_LARGE not in held.raw:
+                    continue
+                if subject == log_subjects.delay:
+                    key = ledger.DELAY_KEY
+                elif subject.startswith(log_subjects.transfer_prefix):
+                    key = _transfer_key(subject)
+                elif subject.startswith(log_subjects.topic_prefix):
+                    key = _TOPICS
+                elif subject in queues:
+                    key = queues[subject]
+                else:
+                    continue
+                if self._is_done(key, number):
                     continue
                 raw = transfers.meta_of(held.raw) if key.startswith(_TRANSFER) else held.raw
                 large = messages.decode_meta(raw).large

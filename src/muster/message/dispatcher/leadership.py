@@ -114,7 +114,7 @@ class DispatcherLeadership:
         subject = partitions.LogSubjects().layout
         while True:
             if (layout := await stream.last_for(subject)) is not None:
-                ((_, held),) = pages.read(layout.sequence, layout.data)
+                ((_, _, held),) = pages.read(layout)
                 return int(held.data)
             page = pages.LogPage(held=[pages.PagedMessage("{}", f"{self._settings.partitions}".encode())])
             try:

@@ -70,7 +70,7 @@ class ScheduledMessages:
             page = await self._state.stream.get(sequence)
         except errors.NotFound:
             return None
-        held = dict(pages.read(sequence, page.data))[number]
+        ((_, _, held),) = pages.read(page)
         meta = messages.decode_meta(held.raw)
         return meta, meta.large.size if meta.large is not None else len(held.data)
 

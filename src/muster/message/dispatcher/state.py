@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -16,12 +16,10 @@ from muster.bus import api
 from muster.core import errors, queue_names, quotas
 from muster.message import destinations, messages, partitions, protocol, selectors, settings
 from muster.message.dispatcher import backlog
-from muster.message.dispatcher.log import journal, ledger, pages
+from muster.message.dispatcher.log import journal, ledger, log_reader, pages, shared_pages
 from muster.supervision import tasks
 
 FULL: Final = 0.8
-LAG_S: Final = 0.05
-LAG_TRIES: Final = 100
 DELETED_MAX: Final = 10_000  # deleted temporary destinations that a connection's entry contains
 
 #: Whether an identity may publish on (``"pub"``) or subscribe to (``"sub"``) a users' subject, use a queue
@@ -104,7 +102,9 @@ class DispatcherState:
             max_deliveries=message_settings.max_deliveries,
             max_deliveries_of=lambda key: self.queue_settings(key).max_deliveries,
         )
-        self.journal = journal.Journal(stream, 0, self._applied, self.subjects)
+        self.shared_pages = shared_pages.SharedPages(self.subjects.group)
+        self.journal = journal.Journal(stream, 0, self._applied, self.subjects, self.shared_pages)
+        self.log = log_reader.LogReader(stream, self.subjects, self.shared_pages, lambda: self.journal.head)
         self.connections: dict[str, ClientConnection] = {}
         self._created: dict[str, set[str]] = {}  # keys of queues by the identity that created them
         self.clients: dict[str, str] = {}  # origin of connections with a client id -> connection
@@ -254,45 +254,3 @@ class DispatcherState:
         item.stored, item.failed = stored, failed
         self.journal.add(item)
         return await done
-
-    async def page(self, sequence: int) -> api.StoredMessage | None:
-        """A page of the log; None if the log does not contain it."""
-        try:
-            return await self.stream.get(sequence)
-        except errors.NotFound:  # or the broker is a new leader, and does not know it yet
-            async for page in self.read(sequence, None, sequence):
-                return page
-        return None
-
-    async def read_chunk(self, body: str, chunk: int) -> bytes | None:
-        """A chunk of a large body; None if it is not stored, or does not belong to this body: clients name
-        chunks, and all other messages are in the same log.
-        """
-        page = await self.page(chunk)
-        if page is None or page.subject != self.subjects.body(body):
-            return None
-        ((_, held),) = pages.read(page.sequence, page.data)
-        return held.data
-
-    async def read(
-        self, first: int, subject: str | None = None, last: int | None = None
-    ) -> AsyncIterator[api.StoredMessage]:
-        """The current pages of the log from sequence ``first`` on, up to ``last``."""
-        head = self.journal.head
-        state = await self.stream.state()
-        for _ in range(LAG_TRIES):
-            if state.last_sequence >= head:
-                break
-            await asyncio.sleep(LAG_S)  # a new leader among the brokers does not know the end of the log yet
-            state = await self.stream.state()
-        last = state.last_sequence if last is None else min(last, state.last_sequence)
-        while (first := max(first, state.first_sequence)) <= last:
-            try:
-                async for page in self.stream.read(first, last, subject=subject, gaps=True):
-                    yield page
-                    first = page.sequence + 1
-                return
-            except errors.NotFound:  # a checkpoint trimmed the log meanwhile
-                state = await self.stream.state()
-                if state.first_sequence <= first:
-                    raise

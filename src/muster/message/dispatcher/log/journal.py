@@ -1,8 +1,9 @@
-"""The writer of the log: everything to be stored at one time becomes pages of an atomic batch.
+"""The writer of the log: everything to be stored at one time becomes a page.
 
-A `JournalItem` is stored atomically; as many as fit share a batch, and thereby a sync. Each batch expects the
-log to end where the last batch ended. If another process has written since, it is the new owner, and the
-batch is rejected. This is the fencing.
+A `JournalItem` is stored atomically; as many as fit share a page, and thereby a sync, whatever their
+destinations. An item that is larger than a page, or has messages with pages of their own, is an atomic batch.
+Each batch expects the log to end where the last batch ended. If another process has written since, it is the
+new owner, and the batch is rejected. This is the fencing.
 
 After a batch is stored, its record and all its messages are reported in one step (`OnBatch`), before the
 callbacks of its items are called. Nothing else runs in between, so the end of the log is never known before
@@ -20,10 +21,9 @@ from dataclasses import dataclass, field
 from muster.bus import api
 from muster.core import errors
 from muster.message import destinations, messages, partitions
-from muster.message.dispatcher.log import ledger, pages
+from muster.message.dispatcher.log import ledger, pages, shared_pages
 
-BATCH = 1000  # messages, and therefore pages, in a batch: the broker's limit
-BATCH_BYTES = 4 << 20
+BATCH = 1000  # pages in a batch: the broker's limit
 STORE_S = 10.0  # then the outcome is unknown, and the log is read again
 QUEUED_MAX = 50_000
 QUEUED_BYTES_MAX = 64 << 20
@@ -53,11 +53,15 @@ class JournalMessage:
 
 @dataclass(slots=True)
 class JournalItem:
+    """``page``: stored as it is, with this subject; the item has nothing else, and its number is that of the
+    page."""
+
     copies: list[JournalMessage] = field(default_factory=list)
     record: ledger.LogRecord = field(default_factory=ledger.LogRecord)
     stored: Stored = lambda _: None
     failed: Callable[[errors.MusterError], None] = lambda _: None
     closes_batch: bool = False  # no later message may be in the same batch
+    page: tuple[str, pages.LogPage] | None = None
     size: int = field(init=False)
     bytes: int = field(init=False)
     record_bytes: int = field(init=False)
@@ -77,9 +81,11 @@ class Journal:
         head: int,
         on_batch: OnBatch,
         log_subjects: partitions.LogSubjects | None = None,
+        shared: shared_pages.SharedPages | None = None,
     ) -> None:
         self._stream = stream
         self._subjects = log_subjects or partitions.LogSubjects()
+        self._shared = shared or shared_pages.SharedPages(self._subjects.group)
         self._name = secrets.token_hex(6)
         self._on_batch = on_batch
         self.head = head
@@ -119,10 +125,11 @@ class Journal:
         while self._items:
             item = self._items[0]
             if taken and (
-                size + item.size >= BATCH
-                or total + item.bytes > BATCH_BYTES
+                size + item.size > pages.PLACES
+                or total + item.bytes > pages.PAGE_BYTES
                 or records + item.record_bytes > pages.PAGE_BYTES
                 or (closed and item.copies)
+                or item.page is not None
             ):
                 break
             taken.append(self._items.popleft())
@@ -131,6 +138,8 @@ class Journal:
             records += item.record_bytes
             self.bytes -= item.bytes
             closed = closed or item.closes_batch
+            if item.page is not None:
+                break
         return taken
 
     async def _store(self, items: list[JournalItem]) -> None:
@@ -139,11 +148,13 @@ class Journal:
         batch, places = _build_pages(
             [copy for item in items for copy in item.copies], record, record_bytes, self._subjects
         )
+        if (page := items[0].page) is not None:
+            batch, places = [page], []
         try:
             if len(batch) > BATCH:
                 raise errors.LimitExceeded(
-                    f"{len(batch)} pages in one transaction: the maximum is {BATCH}. Each destination and "
-                    "each delayed message needs one; use fewer, or several transactions"
+                    f"{len(batch)} pages in one transaction: the maximum is {BATCH}. Each delayed message "
+                    "needs one; use several transactions"
                 )
             if batch:
                 last = await self._stream.publish_batch(
@@ -176,7 +187,12 @@ class Journal:
         first = last - len(batch) + 1
         self.head = last
         self.batches += 1
-        numbers = [pages.number(first + page, place) if page >= 0 else 0 for page, place in places]
+        for sequence, (subject, written) in enumerate(batch, first):
+            if subject == self._subjects.shared:
+                self._shared.stored(sequence, written.parts)
+        numbers = [pages.number(first + at, place) if at >= 0 else 0 for at, place in places]
+        if page is not None:
+            items[0].stored([pages.number(first, 0)])
         copies = [copy for item in items for copy in item.copies]
         self._on_batch(record, last, list(zip(copies, numbers, strict=True)))
         at = 0
@@ -212,38 +228,52 @@ def _build_pages(
 ) -> tuple[list[tuple[str, pages.LogPage]], list[tuple[int, int]]]:
     """The pages of a batch by subject, and for each copy its page (-1: none) and its place.
 
-    A delayed message has its own page, which is deleted when the message is due; each chunk of a checkpoint
-    or a large body has one too. The record, which must remain until the next checkpoint, is never on such a
-    page, nor on a page that would become too large for the broker.
+    Messages of one destination are together; a page that has those of several is a shared page. A delayed
+    message has its own page, which is deleted when the message is due; each chunk of a checkpoint or a large
+    body has one too. The record, which must remain until the next checkpoint, is never on such a page, nor on
+    a page that would become too large for the broker.
     """
-    last_bytes = 0
     bound: list[tuple[str, pages.LogPage]] = []
-    places: list[tuple[int, int]] = []
-    open_pages: dict[str, tuple[int, pages.LogPage, int]] = {}
-    for copy in copies:
+    places: list[tuple[int, int]] = [(-1, 0)] * len(copies)
+    by_subject: dict[str, list[int]] = {}
+    for at, copy in enumerate(copies):
         if copy.subject is None:
-            places.append((-1, 0))
             continue
-        size = len(copy.data) + len(copy.raw) + 16
-        at, page, used = open_pages.get(copy.subject) or (-1, pages.LogPage(), 0)
-        if at < 0 or used + size > pages.PAGE_BYTES or len(page.held) >= pages.PLACES:
-            at, page, used = len(bound), pages.LogPage(held=[]), 0
-            bound.append((copy.subject, page))
-        if at == len(bound) - 1:
-            last_bytes = used + size
-        if not log_subjects.has_own_page(copy.subject):
-            open_pages[copy.subject] = (at, page, used + size)
-        places.append((at, len(page.held)))
-        page.held.append(pages.PagedMessage(copy.raw, copy.data))
+        if log_subjects.has_own_page(copy.subject):
+            places[at] = (len(bound), 0)
+            held = [pages.PagedMessage(copy.raw, copy.data)]
+            bound.append((copy.subject, pages.LogPage(held=held)))
+        else:
+            by_subject.setdefault(copy.subject, []).append(at)
+    own = len(bound)
+    used = pages.PAGE_BYTES
+    for subject, of_subject in by_subject.items():
+        size = len(subject)
+        for at in of_subject:
+            copy = copies[at]
+            size += len(copy.data) + len(copy.raw) + 16
+            page = bound[-1][1] if len(bound) > own else None
+            if page is None or used + size > pages.PAGE_BYTES or len(page.held) >= pages.PLACES:
+                used, page = 0, pages.LogPage(held=[], parts=[])
+                bound.append((subject, page))
+            used, size = used + size, 0
+            if page.parts and page.parts[-1][0] == subject:
+                page.parts[-1] = (subject, page.parts[-1][1] + 1)
+            else:
+                page.parts.append((subject, 1))
+            places[at] = (len(bound) - 1, len(page.held))
+            page.held.append(pages.PagedMessage(copy.raw, copy.data))
+    for at, (_, page) in enumerate(bound[own:], own):
+        if len(page.parts) > 1:
+            bound[at] = (log_subjects.shared, page)
+        else:
+            page.parts = []
     if record is not None:
-        if (
-            not bound
-            or log_subjects.has_own_page(bound[-1][0])
-            or last_bytes + record_bytes > pages.STORED_BYTES_MAX
-        ):
+        if len(bound) == own or used + record_bytes > pages.STORED_BYTES_MAX:
             bound.append((log_subjects.record, pages.LogPage()))
         bound[-1][1].record = record
-    return bound, places
+    is_shared = [subject == log_subjects.shared for subject, _ in bound]
+    return bound, [(at, place + pages.SHARED if at >= 0 and is_shared[at] else place) for at, place in places]
 
 
 def _merge_records(records: list[ledger.LogRecord]) -> ledger.LogRecord | None:

@@ -128,6 +128,15 @@ class LogExtent(msgspec.Struct, array_like=True):
     created: int = 0
 
 
+class SortedPage(msgspec.Struct, frozen=True, array_like=True):
+    """Messages of a group that were in shared pages. ``first``, ``last``: the numbers of two of them."""
+
+    group: str
+    first: int
+    last: int
+    sequence: int
+
+
 class LogCheckpoint(msgspec.Struct, omit_defaults=True):
     """One of ``chunks`` consecutive messages in the log. An extent may be split over several."""
 
@@ -142,6 +151,8 @@ class LogCheckpoint(msgspec.Struct, omit_defaults=True):
     received: dict[str, int] = {}
     prepared: list[PreparedAcks] = []
     decided: dict[str, list[int]] = {}
+    sorted_to: int | None = None  # None: there were no shared pages up to the head
+    sorted_pages: list[SortedPage] = []
 
 
 Ended = list[backlog.Backlog]
@@ -253,7 +264,9 @@ class Ledger:
         while len(self.received) > CHANNELS_KEPT:
             self.received.popitem(last=False)
 
-    def checkpoint(self) -> list[LogCheckpoint]:
+    def checkpoint(
+        self, sorted_to: int | None = None, sorted_pages: Iterable[SortedPage] = ()
+    ) -> list[LogCheckpoint]:
         chunks: list[LogCheckpoint] = []
         used = 0
 
@@ -273,6 +286,8 @@ class Ledger:
                         received={},
                         prepared=[],
                         decided={},
+                        sorted_to=sorted_to,
+                        sorted_pages=[],
                     )
                 )
                 used = 0
@@ -288,6 +303,8 @@ class Ledger:
             chunk(len(attempt) + (len(participants) + 1) * ACK_BYTES).decided[attempt] = participants
         for connection, number in self.last_works.items():
             chunk(len(connection) + 2 * ACK_BYTES).last_works[connection] = number
+        for page in sorted_pages:
+            chunk(len(page.group) + 4 * ACK_BYTES).sorted_pages.append(page)
         for body in sorted(self.bodies):
             chunk(len(body) + ACK_BYTES).bodies.append(body)
         delayed = [(done_number, done_number) for done_number in sorted(self.delayed_done)]

@@ -1,11 +1,13 @@
 """Messages are stored in the log in pages; a page is one message of the broker.
 
-A page contains the messages that one destination received at one time. The last page of a batch also contains
-the record of the batch. A sync costs the broker the same for one message as for a page of hundreds, and most
-batches are a single page, which does not need atomic batches (docs/decisions/0018).
+A page contains what was stored at one time: the record, and the messages. If these have one destination, the
+page has its subject; otherwise it is a *shared page*, with `LogPage.parts`. A sync costs the broker the same
+for one message as for a page of hundreds, and an atomic batch of two pages five times as much
+(docs/decisions/0043).
 
 The number of a message combines the sequence of its page and its place in the page; it increases along the
-log.
+log. The place in a shared page begins at `SHARED`: those of its messages that are still needed at a
+checkpoint are written again to *sorted pages* (`shared_pages`), with their numbers.
 """
 
 from __future__ import annotations
@@ -15,11 +17,13 @@ from typing import Final
 
 import msgspec
 
+from muster.bus import api
 from muster.core import errors
 from muster.message.dispatcher.log import ledger
 
 BITS: Final = 10
-PLACES: Final = 1 << BITS
+SHARED: Final = 1 << (BITS - 1)  # also in numbers of other pages that Muster 0.1 has written
+PLACES: Final = SHARED  # messages of a page
 PAGE_BYTES: Final = 512 << 10  # maximum size of a page, unless its first message is larger
 STORED_BYTES_MAX: Final = 960 << 10  # with its record: slightly below the broker's limit
 
@@ -30,20 +34,27 @@ class PagedMessage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LogPage(msgspec.Struct, array_like=True):
+    """``parts``: of a shared or sorted page, the subjects of ``held``: for each, how many in turn have it.
+    ``numbers``: of a sorted page, those of ``held``.
+    """
+
     record: ledger.LogRecord | None = None
     held: list[PagedMessage] = []
+    parts: list[tuple[str, int]] = []
+    numbers: list[int] = []
 
 
-class _Cover(msgspec.Struct, array_like=True):
+class PageCover(msgspec.Struct, array_like=True):
     """A page whose messages are not decoded."""
 
     record: ledger.LogRecord | None = None
     held: msgspec.Raw = msgspec.Raw()
+    parts: list[tuple[str, int]] = []
 
 
 encode: Final = msgspec.msgpack.Encoder().encode
 _pages: Final = msgspec.msgpack.Decoder(LogPage)
-_covers: Final = msgspec.msgpack.Decoder(_Cover)
+_covers: Final = msgspec.msgpack.Decoder(PageCover)
 
 
 def number(sequence: int, place: int) -> int:
@@ -56,21 +67,25 @@ def sequence_of(number: int) -> int:
 
 def end(sequence: int) -> int:
     """The highest number of a message up to this page."""
-    return sequence << BITS | (PLACES - 1)
+    return sequence << BITS | ((1 << BITS) - 1)
 
 
-def read(sequence: int, data: bytes) -> Iterator[tuple[int, PagedMessage]]:
-    """The messages of a page with their numbers."""
+def read(page: api.StoredMessage) -> Iterator[tuple[int, str, PagedMessage]]:
+    """The messages of a page, in the order of their numbers, each with its number and its subject."""
     try:
-        held = _pages.decode(data).held
+        decoded = _pages.decode(page.data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise errors.InvariantViolation(f"page {sequence} of the log is unreadable: {error}") from error
-    first = sequence << BITS
-    return ((first | place, message) for place, message in enumerate(held))
+        raise errors.InvariantViolation(f"page {page.sequence} of the log is unreadable: {error}") from error
+    if not decoded.parts:
+        first, subject = page.sequence << BITS, page.subject
+        return ((first | place, subject, message) for place, message in enumerate(decoded.held))
+    numbers = decoded.numbers or range(number(page.sequence, SHARED), end(page.sequence) + 1)
+    of_each = (subject for subject, count in decoded.parts for _ in range(count))
+    return zip(numbers, of_each, decoded.held, strict=False)
 
 
-def record_of(sequence: int, data: bytes) -> ledger.LogRecord | None:
+def cover(page: api.StoredMessage) -> PageCover:
     try:
-        return _covers.decode(data).record
+        return _covers.decode(page.data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise errors.InvariantViolation(f"page {sequence} of the log is unreadable: {error}") from error
+        raise errors.InvariantViolation(f"page {page.sequence} of the log is unreadable: {error}") from error

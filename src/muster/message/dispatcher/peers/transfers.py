@@ -25,7 +25,7 @@ from muster.core import errors
 from muster.core.telemetry import log
 from muster.message import destinations, messages, partitions, peer_protocol
 from muster.message.dispatcher import state
-from muster.message.dispatcher.log import journal, ledger, pages
+from muster.message.dispatcher.log import journal, ledger
 from muster.message.dispatcher.peers import calls
 
 BATCH_MESSAGES: Final = 500
@@ -102,8 +102,8 @@ class Transfers:
                 continue
             done = self._state.ledger.transferred.get(partition, 0)
             subject = self._state.subjects.transfer(partition)
-            async for page in self._state.read(pages.sequence_of(done), subject):
-                for number, _ in pages.read(page.sequence, page.data):
+            async for together in self._state.log.read(subject, done):
+                for number, _, _ in together:
                     if number > done:
                         self._put(partition, number, None)
 
@@ -189,7 +189,7 @@ class Transfers:
         batch: list[peer_protocol.TransferredMessage] = []
         size = 0
         for number, copy in list(self._waiting[partition])[:BATCH_MESSAGES]:
-            raw, data = (copy.raw, copy.data) if copy is not None else await self._read(number)
+            raw, data = (copy.raw, copy.data) if copy is not None else await self._read(partition, number)
             if batch and size + len(raw) + len(data) > BATCH_BYTES:
                 break
             size += len(raw) + len(data)
@@ -210,12 +210,11 @@ class Transfers:
             )
         return batch
 
-    async def _read(self, number: int) -> tuple[str, bytes]:
-        sequence = pages.sequence_of(number)
-        async for page in self._state.read(sequence, None, sequence):
-            held = dict(pages.read(sequence, page.data))[number]
-            return held.raw, held.data
-        raise errors.InvariantViolation(f"page {sequence} of the log was deleted before its transfer")
+    async def _read(self, partition: int, number: int) -> tuple[str, bytes]:
+        async for _, found in self._state.log.find(self._state.subjects.transfer(partition), [number]):
+            for _, _, held in found:
+                return held.raw, held.data
+        raise errors.InvariantViolation(f"message {number} was deleted before its transfer")
 
     async def _move_body(self, partition: int, number: int, raw: str) -> str:
         """Store a large body in the other partition; returns the header that refers to it.
@@ -230,7 +229,7 @@ class Transfers:
         if moving is None or self._state.loop.time() > moving.until:
             moving = self._moving[number] = _MovingBody(self._state.loop.time() + RESUME_S)
         for chunk in meta.large.chunks[len(moving.chunks) :]:
-            data = await self._state.read_chunk(meta.large.id, chunk)
+            data = await self._state.log.chunk(meta.large.id, chunk)
             if data is None:
                 events.warning("body-missing", partition=self._state.partition, chunk=chunk)
                 return raw

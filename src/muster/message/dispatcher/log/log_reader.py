@@ -1,0 +1,200 @@
+"""Reads the log: its pages, and the messages of one destination in the order of their numbers.
+
+These are in pages of the destination alone, in sorted pages, and in shared pages that are not sorted yet
+(`shared_pages`). A page that is missing has been trimmed or sorted meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import itertools
+import operator
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Final
+
+from muster.bus import api
+from muster.core import errors
+from muster.message import partitions
+from muster.message.dispatcher.log import pages, shared_pages
+
+LAG_S: Final = 0.05
+LAG_TRIES: Final = 100
+GETS_MAX: Final = 16  # pages requested at one time
+DENSE: Final = 8  # pages of the log for each page that is needed, up to which they are read in one request
+
+Numbered = tuple[int, str, pages.PagedMessage]  # number, subject, message
+_number: Final = operator.itemgetter(0)
+
+
+class LogReader:
+    """``head``: the last sequence of the log that is known."""
+
+    def __init__(
+        self,
+        stream: api.Stream,
+        subjects: partitions.LogSubjects,
+        shared: shared_pages.SharedPages,
+        head: Callable[[], int],
+    ) -> None:
+        self._stream = stream
+        self._subjects = subjects
+        self._shared = shared
+        self._head = head
+
+    # Pages.
+
+    async def page(self, sequence: int) -> api.StoredMessage | None:
+        """A page of the log; None if the log does not contain it."""
+        try:
+            return await self._stream.get(sequence)
+        except errors.NotFound:  # or the broker is a new leader, and does not know it yet
+            async for page in self.pages(sequence, None, sequence):
+                return page
+        return None
+
+    async def pages(
+        self, first: int, subject: str | None = None, last: int | None = None
+    ) -> AsyncIterator[api.StoredMessage]:
+        """The current pages of the log from sequence ``first`` on, up to ``last``."""
+        head = self._head()
+        state = await self._stream.state()
+        for _ in range(LAG_TRIES):
+            if state.last_sequence >= head:
+                break
+            await asyncio.sleep(LAG_S)  # a new leader among the brokers does not know the end of the log yet
+            state = await self._stream.state()
+        last = state.last_sequence if last is None else min(last, state.last_sequence)
+        while (first := max(first, state.first_sequence)) <= last:
+            try:
+                async for page in self._stream.read(first, last, subject=subject, gaps=True):
+                    yield page
+                    first = page.sequence + 1
+                return
+            except errors.NotFound:  # a checkpoint trimmed the log meanwhile
+                state = await self._stream.state()
+                if state.first_sequence <= first:
+                    raise
+
+    async def several(
+        self, sequences: Iterable[int], subject: str
+    ) -> AsyncIterator[tuple[int, api.StoredMessage | None]]:
+        """These pages of a subject, None for those that the log does not contain."""
+        wanted = list(sequences)
+        while wanted:
+            run = _ascending_run(wanted)
+            if len(run) > 1 and run[-1] - run[0] < DENSE * len(run):
+                left = deque(run)
+                async for page in self.pages(run[0], subject, run[-1]):
+                    while left and left[0] < page.sequence:
+                        yield left.popleft(), None
+                    if left and left[0] == page.sequence:
+                        yield left.popleft(), page
+                for sequence in left:
+                    yield sequence, None
+            else:
+                run = run[:GETS_MAX]
+                for pair in zip(run, await asyncio.gather(*map(self.page, run)), strict=True):
+                    yield pair
+            del wanted[: len(run)]
+
+    # Messages.
+
+    async def read(
+        self, subject: str, first: int = 0, last: int | None = None
+    ) -> AsyncIterator[list[Numbered]]:
+        """The messages of a subject, or of topics and of some others, in the order of their numbers, from the
+        page of the number ``first`` on, up to that of ``last``."""
+        to = None if last is None else pages.sequence_of(last)
+        from_shared = self._from_shared(self._subjects.group(subject), first, last)
+        following = await anext(from_shared, None)
+        async for page in self.pages(pages.sequence_of(first), subject, to):
+            while following is not None and following[0][0] < pages.number(page.sequence, 0):
+                at = bisect.bisect_left(following, pages.number(page.sequence, 0), key=_number)
+                yield following[:at]
+                following = following[at:] or await anext(from_shared, None)
+            yield list(pages.read(page))
+        while following is not None:
+            yield following
+            following = await anext(from_shared, None)
+
+    async def _from_shared(self, group: str, first: int, last: int | None) -> AsyncIterator[list[Numbered]]:
+        """Those of a group that are in sorted and shared pages. None of the lists is empty."""
+        unsorted = self._shared.unsorted(group, first)
+        subject = self._subjects.sorted(group)
+        places = [page.sequence for page in self._shared.sorted_pages(group, first)]
+        async for _, page in self.several(places, subject):
+            found = list(pages.read(page)) if page is not None else []
+            if last is not None and found and found[0][0] > last:
+                return
+            if found:
+                yield found
+        wanted = unsorted if last is None else unsorted[: bisect.bisect_right(unsorted, last)]
+        async for of_page, found in self._pages_of(group, wanted, subject):
+            if len(found) < len(of_page):
+                found += await self._sorted_meanwhile(group, of_page - {number for number, _, _ in found})
+            if found:
+                yield sorted(found, key=_number)
+
+    async def find(
+        self, subject: str, numbers: Iterable[int]
+    ) -> AsyncIterator[tuple[set[int], list[Numbered]]]:
+        """These messages of a subject, or of topics, page by page: the numbers of a page, and those of its
+        messages that the log contains. The pages are in the order of the first number of each."""
+        group = self._subjects.group(subject)
+        async for of_page, found in self._pages_of(group, numbers, subject):
+            if len(found) < len(of_page):
+                found += await self._sorted_meanwhile(group, of_page - {number for number, _, _ in found})
+            yield of_page, found
+
+    async def _pages_of(
+        self, group: str, numbers: Iterable[int], subject: str
+    ) -> AsyncIterator[tuple[set[int], list[Numbered]]]:
+        of_pages: dict[tuple[str, int], set[int]] = {}
+        for number in numbers:
+            if (there := self._shared.page_of(group, number)) is not None:
+                place = self._subjects.sorted(group), there.sequence
+            elif self._shared.is_unsorted(number):
+                place = self._subjects.shared, pages.sequence_of(number)
+            else:
+                place = subject, pages.sequence_of(number)
+            of_pages.setdefault(place, set()).add(number)
+        for kind, places in itertools.groupby(list(of_pages), key=operator.itemgetter(0)):
+            async for sequence, page in self.several([sequence for _, sequence in places], kind):
+                of_page = of_pages[kind, sequence]
+                yield of_page, _messages_of(page, of_page)
+
+    async def _sorted_meanwhile(self, group: str, numbers: set[int]) -> list[Numbered]:
+        """Those of the messages, which were not where they had been, that the log contains."""
+        found: list[Numbered] = []
+        sequences: set[int] = set()
+        for number in numbers:
+            if number & pages.SHARED:
+                there = self._shared.page_of(group, number)
+                sequences.add(there.sequence if there is not None else pages.sequence_of(number))
+        for sequence in sequences:
+            found += _messages_of(await self.page(sequence), numbers)
+        return found
+
+    async def chunk(self, body: str, sequence: int) -> bytes | None:
+        """A chunk of a large body; None if it is not stored, or does not belong to this body: clients name
+        chunks, and all other messages are in the same log.
+        """
+        page = await self.page(sequence)
+        if page is None or page.subject != self._subjects.body(body):
+            return None
+        ((_, _, held),) = pages.read(page)
+        return held.data
+
+
+def _messages_of(page: api.StoredMessage | None, numbers: set[int]) -> list[Numbered]:
+    return [] if page is None else [message for message in pages.read(page) if message[0] in numbers]
+
+
+def _ascending_run(numbers: list[int]) -> list[int]:
+    """The first of these numbers, as long as they ascend."""
+    count = 1
+    while count < len(numbers) and numbers[count] > numbers[count - 1]:
+        count += 1
+    return numbers[:count]

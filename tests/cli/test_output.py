@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from muster.cli import command, output, tables
+from muster.cli import command, output
+from muster.core.formats import cell_texts
 from muster.trust.permissions import roles
 from muster.web import server
 from muster.web.components import charts, widgets
@@ -100,14 +101,14 @@ def test_a_hostile_line_cannot_take_over_the_terminal(capsys, monkeypatch):
     [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (6_312_000_000, "6.3 GB"), (3 << 50, "3,377.7 TB")],
 )
 def test_the_command_line_and_the_dashboard_show_the_same_sizes(count, shown):
-    assert tables.cell("used_bytes", count) == widgets.size(count) == shown
+    assert cell_texts.cell("used_bytes", count) == widgets.size(count) == shown
     chart = charts.lines([charts.ChartLine("x", [(1, 0.0), (2, count)])], label="x", unit=" B")
     assert f"x: {shown}" in chart
 
 
 @pytest.mark.parametrize(("share", "shown"), [(0, "0.0 %"), (10.93, "10.9 %"), (100, "100.0 %")])
 def test_the_command_line_and_the_dashboard_show_the_same_shares(share, shown):
-    assert tables.cell("cpu_percent", share) == widgets.percent(share) == shown
+    assert cell_texts.cell("cpu_percent", share) == widgets.percent(share) == shown
     chart = charts.lines([charts.ChartLine("x", [(1, 0.0), (2, share)])], label="x", unit=" %")
     assert f"x: {shown}" in chart
 

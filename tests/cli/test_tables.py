@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from muster.cli import output, tables
-from muster.cli.messages import jms
-from muster.cli.resources import live_state
+from muster.core.formats import cell_texts
+from muster.manage import operations
+from muster.message import listings
 
 NOW_S = 1_800_000_000.0
 
@@ -48,7 +49,7 @@ NOW_S = 1_800_000_000.0
     ],
 )
 def test_a_cell_has_the_unit_of_its_field(name, value, shown):
-    assert tables.cell(name, value, now_s=NOW_S) == shown
+    assert cell_texts.cell(name, value, now_s=NOW_S) == shown
 
 
 def test_a_time_in_a_sentence_has_its_zone():
@@ -67,7 +68,7 @@ def test_a_time_in_a_sentence_has_its_zone():
     ],
 )
 def test_a_title_omits_the_unit(name, shown):
-    assert tables.title(name) == shown
+    assert cell_texts.title(name) == shown
 
 
 def test_no_choice_of_columns_is_wider_than_the_room_or_cuts_the_name_first():
@@ -183,8 +184,8 @@ def test_json_has_the_fields_at_their_default(capsys):
 @pytest.mark.parametrize(
     ("columns", "widths", "text"),
     [
-        (live_state._RESOURCE, (33, 7, 9, 5, 4, 5, 3, 8, 70, 0, 9), "reason"),
-        (jms._MESSAGE, (21, 11, 8, 11, 40, 40), "body"),
+        (operations.RESOURCES.columns, (33, 7, 9, 5, 4, 5, 3, 8, 70, 0, 9), "reason"),
+        (listings.MESSAGES, (21, 11, 8, 11, 40, 40), "body"),
     ],
 )
 def test_a_long_name_leaves_room_for_words_of_the_text(columns, widths, text):
@@ -197,7 +198,7 @@ def test_a_long_name_leaves_room_for_words_of_the_text(columns, widths, text):
 
 def test_the_facts_of_an_object_have_different_titles_and_maps_have_units():
     names = ("state", "batch", "batch_s", "state_bytes", "issued_at", "issued", "since_ms")
-    assert tables.titles(names) == {
+    assert cell_texts.titles(names) == {
         "state": "state",
         "batch": "batch",
         "batch_s": "batch time",
@@ -205,6 +206,6 @@ def test_the_facts_of_an_object_have_different_titles_and_maps_have_units():
         "issued": "issued",
         "since_ms": "for",
     }
-    assert tables.cell("stages_ms", {"plan": 1200, "write": 0.5}) == "plan=1.2 s, write=500 µs"
-    assert tables.cell("labels", {"n": 17}) == "n=17"
-    assert tables.cell("reported_at", "2026-11-17T16:04:21.583+00:00") == "2026-11-17 16:04:21"
+    assert cell_texts.cell("stages_ms", {"plan": 1200, "write": 0.5}) == "plan=1.2 s, write=500 µs"
+    assert cell_texts.cell("labels", {"n": 17}) == "n=17"
+    assert cell_texts.cell("reported_at", "2026-11-17T16:04:21.583+00:00") == "2026-11-17 16:04:21"

@@ -391,7 +391,7 @@ async def test_what_is_done_with_a_token_is_recorded_although_its_request_ends(
     request = asyncio.create_task(
         access.issue_token(state, owner, access.TokenBody.model_validate({}))
         if act == "create"
-        else access.revoke_token(state, owner, made["id"])
+        else access.revoke_token(request_state.RestCall(state, owner), made["id"])
     )
     assert await asyncio.to_thread(begun.wait, 30)
     request.cancel()

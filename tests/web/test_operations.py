@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from muster.bus.rpc import operations
+from muster.manage import rows as manage_rows
 from muster.notify import rows as notify_rows
 
 SERVICES = ("manage", "pipeline", "notify", "bus.brokers")
@@ -18,13 +19,18 @@ DECLARED = {
     f"{service} {declared.method}": declared
     for service in SERVICES
     for declared in vars(importlib.import_module(f"muster.{service}.operations")).values()
-    if isinstance(declared, operations.Operation)
+    if isinstance(declared, operations.ServiceOperation)
 }
-PAGES: dict[Any, type[msgspec.Struct]] = {notify_rows.ReceiverList: notify_rows.ReceiverRow}
+PAGES: dict[Any, type[msgspec.Struct]] = {
+    manage_rows.ResourcePage: manage_rows.ResourceRow,
+    notify_rows.ReceiverList: notify_rows.ReceiverRow,
+}
 
 
 @pytest.mark.parametrize("declared", DECLARED.values(), ids=DECLARED)
-def test_an_operation_is_a_method_of_a_client_with_rows_that_have_the_columns(declared: operations.Operation):
+def test_an_operation_is_a_method_of_a_client_with_rows_that_have_the_columns(
+    declared: operations.ServiceOperation,
+):
     assert inspect.iscoroutinefunction(declared.function)
     assert declared.help.endswith(".")
     returns = declared.returns

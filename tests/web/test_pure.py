@@ -20,7 +20,7 @@ from muster.pipeline.fleet import rollups
 from muster.pipeline.history import search
 from muster.simulate import fleet
 from muster.trust.permissions import roles
-from muster.web import actions, guard, problems
+from muster.web import actions, guard, problems, request_state
 from muster.web.auth import sessions, signed_text
 from muster.web.components import charts, html, page, widgets
 from muster.web.data import bus_feed, cache, history_reader, latest_reports, read_model, recent
@@ -345,7 +345,7 @@ async def test_a_page_of_receivers_names_the_cursor_of_the_next_one():
         return notify_rows.ReceiverList(count=300, receivers=[], next="web/b")
 
     web: Any = types.SimpleNamespace(source=types.SimpleNamespace(receivers=receivers))
-    assert (await notifications.receivers(web, OLGA)).next == "web/b"
+    assert (await notifications.receivers(request_state.RestCall(web, OLGA))).next == "web/b"
 
 
 def decision(
@@ -703,6 +703,6 @@ def test_the_form_of_a_context_ends_its_lease_by_the_clock_that_reads_the_form()
 
 @pytest.mark.parametrize("text", ["9" * 400, "9" * 5000, "-1", "1e3", "\u0663", " 1"])
 async def test_a_time_in_a_form_that_is_none_is_refused(text: str):
-    web: Any = None
+    call: Any = None
     with pytest.raises(errors.InvalidInput, match="not a time"):
-        await forms.run_form(web, session(), "put-context", {"key": "k", "expires_at_ms": text})
+        await forms.run_form(call, "put-context", {"key": "k", "expires_at_ms": text})

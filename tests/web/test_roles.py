@@ -33,6 +33,7 @@ TABLE: dict[str, tuple[str, dict[str, Any]]] = {
     "PUT /resources/{name}": (OPERATOR, {"json": {"type": "memory", "agent": "none"}, "headers": STALE}),
     "DELETE /resources/{name}": (OPERATOR, {}),
     "POST /resources/{name}/executions": (OPERATOR, {"json": {"operation": "restart"}}),
+    "GET /resources/{name}/logs": (OPERATOR, {}),
     "POST /resources/{name}/drain": (OPERATOR, {}),
     "POST /resources/{name}/undrain": (OPERATOR, {}),
     "POST /manifests": (OPERATOR, {"json": {"manifest": "resources: {}"}}),

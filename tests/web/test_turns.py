@@ -78,8 +78,8 @@ async def test_one_computation_serves_all_who_list_groups(monkeypatch: pytest.Mo
         return rows.MachineSummary(groups=[rows.GroupRow(group="web")])
 
     monkeypatch.setattr(source.machines, "summary", summary)
-    web: Any = types.SimpleNamespace(source=source)
-    requests = [asyncio.create_task(reports_rest.groups(web, None)) for _ in range(20)]  # type: ignore[arg-type]
+    call: Any = types.SimpleNamespace(source=source)
+    requests = [asyncio.create_task(reports_rest.groups(call)) for _ in range(20)]
     await asyncio.sleep(0)
     release.set()
     assert [row.group for rows_ in await asyncio.gather(*requests) for row in rows_] == ["web"] * 20

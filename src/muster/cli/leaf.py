@@ -22,7 +22,7 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 def add(
     group: click.Group,
-    declared: operations.Operation,
+    declared: operations.ServiceOperation,
     *parameters: Decorator,
     examples: Sequence[tuple[str, str]],
     name: str = "",

@@ -1,8 +1,8 @@
 """Output formats: ``table`` and ``wide`` for people, ``json`` and ``yaml`` for programs.
 
 A command passes typed rows or plain values (dicts, lists, strings, numbers).  Output for programs carries all
-fields with exact values; tables show columns in units for people (`tables`).  The elements of a stream are
-printed as one JSON object per line, one YAML document each, or one line of text.
+fields with exact values; tables show columns in units for people (`cell_texts`).  The elements of a stream
+are printed as one JSON object per line, one YAML document each, or one line of text.
 Colours and spinners appear only on a terminal, and never if ``NO_COLOR`` is set.
 """
 
@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from muster.cli import tables
+from muster.core.formats import cell_texts
 
 if TYPE_CHECKING:
     import msgspec
@@ -136,7 +137,7 @@ class Printer:
         else:
             values = [_plain(row) for row in rows]
             names = [column.removesuffix("?") for column in columns]
-            titles = [tables.title(name).upper() for name in (of or columns[0], *columns[1:])]
+            titles = [cell_texts.title(name).upper() for name in (of or columns[0], *columns[1:])]
             cells = [[value.get(name) for name in names] for value in values]
             self._table(titles, columns, cells, expands=expands)
 
@@ -146,9 +147,9 @@ class Printer:
             self._dump(facts)
             return
         shown = {name: value for name, value in _plain(facts).items() if value not in (None, "", [], {})}
-        titles = tables.titles(shown)
+        titles = cell_texts.titles(shown)
         self._pairs(
-            (titles[name], _harmless(tables.cell(name, value)))
+            (titles[name], _harmless(cell_texts.cell(name, value)))
             for name, value in shown.items()
             if name in titles
         )
@@ -176,7 +177,7 @@ class Printer:
 
         names = [column.removesuffix("?") for column in columns]
         cells = [
-            [_harmless(tables.cell(name, value)) for name, value in zip(names, row, strict=True)]
+            [_harmless(cell_texts.cell(name, value)) for name, value in zip(names, row, strict=True)]
             for row in rows
         ]
         widths = [max(map(rich.cells.cell_len, texts)) for texts in zip(*cells, strict=True)]
@@ -184,7 +185,7 @@ class Printer:
         room = self._console(sys.stdout).width if sys.stdout.isatty() and self.form != "wide" else None
         words = [tables.longest_word(texts) for texts in zip(*cells, strict=True)]
         if expands and room is not None and not tables.fits(columns, widths, words, room):
-            unique = tables.titles(names)
+            unique = cell_texts.titles(names)
             for number, row in enumerate(cells, 1):
                 sys.stdout.write(f"-- row {number} ".ljust(tables.RULE, "-") + "\n")
                 self._pairs(
@@ -197,7 +198,7 @@ class Printer:
         chosen = tables.choose(columns, widths, words, room)
         table = rich.table.Table(box=None, pad_edge=False, padding=(0, tables.GAP, 0, 0))
         for index, width in chosen.items():
-            right = tables.is_numeric([row[index] for row in rows])
+            right = cell_texts.is_numeric([row[index] for row in rows])
             table.add_column(
                 titles[index],
                 header_style="bold",

@@ -25,7 +25,7 @@ from muster.client import messages
 from muster.core import errors
 from muster.core.telemetry import log
 from muster.message import messages as jms
-from muster.notify import client as notify
+from muster.notify import client
 
 events = log.EventLog("client")
 
@@ -138,7 +138,7 @@ async def serve_topic(
                 failed(handler, error, topic=message.topic)
 
 
-async def serve_receiver(receiver: notify.ReceiverHandle, handler: Handler) -> None:
+async def serve_receiver(receiver: client.ReceiverHandle, handler: Handler) -> None:
     """Call the handler for each event. A durable event is acknowledged when the handler has ended."""
     arguments = reader(handler)
     async for event in receiver:

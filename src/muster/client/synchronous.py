@@ -15,10 +15,10 @@ from typing import Any, Self
 from muster import blocking_connection as blocking
 from muster.client import contexts, fleet, front, history, messages, monitor, notifications, queues, services
 from muster.core import errors
-from muster.inform import protocol as inform_protocol
-from muster.manage import rows as manage_rows
+from muster.inform import protocol
+from muster.manage import rows
 from muster.message import messages as jms
-from muster.notify import client as notify_client
+from muster.notify import client
 from muster.notify import models as notify_models
 
 COMPLETIONS_MAX = 1_000
@@ -35,7 +35,7 @@ class Contexts(blocking.BlockingTwin[contexts.AsyncContexts]):
     watch = blocking.sync_iterator(contexts.AsyncContexts.watch)
     where = blocking.sync(contexts.AsyncContexts.where)
 
-    def __getitem__(self, key: str) -> inform_protocol.Context:
+    def __getitem__(self, key: str) -> protocol.Context:
         """Read a context.
 
         >>> m.contexts["servers/web"] = "host-1"
@@ -115,7 +115,7 @@ class Receiver(blocking.BlockingTwin[notifications.AsyncReceiver]):
     def id(self) -> str:
         return self._async.id
 
-    def __iter__(self) -> Iterator[notify_client.ReceivedEvent]:
+    def __iter__(self) -> Iterator[client.ReceivedEvent]:
         return self._loop.iterate(aiter(self._async))
 
     def __enter__(self) -> Self:
@@ -152,7 +152,7 @@ class Fleet(blocking.BlockingTwin[fleet.AsyncFleet]):
     agents = blocking.sync(fleet.AsyncFleet.agents)
     managers = blocking.sync(fleet.AsyncFleet.managers)
 
-    def __getitem__(self, name: str) -> manage_rows.ResourceDescription:
+    def __getitem__(self, name: str) -> rows.ResourceDescription:
         """All details of a resource, as `describe`."""
         try:
             return self.describe(name)

@@ -6,8 +6,16 @@ import functools
 
 from muster.bus.rpc import operations
 
-_operation = functools.partial(operations.Operation, "muster.manage.client:ManageClient", "manage")
+_operation = functools.partial(operations.ServiceOperation, "muster.manage.client:ManageClient", "manage")
 
+RESOURCES = _operation(
+    "enumerate",
+    "List resources and their states.",
+    columns=(
+        *("name", "type?", "group?", "agent?", "desired?", "state", "since_ms", "restarts"),
+        *("reason", "drift", "manager?"),
+    ),
+)
 SUMMARY = _operation("summary", "Number of resources by state.")
 DESCRIBE = _operation("describe", "Show the details of a resource.")
 DRAIN = _operation("drain", "Drain a resource.", action="drain", target="{name}")

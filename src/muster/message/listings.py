@@ -57,3 +57,37 @@ class ScheduledRow(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 4
     bytes: int = 0
     properties: dict[str, Any] = {}
+
+
+# The columns of tables of these rows and of messages; one with ``?`` is shown if there is room.
+
+MESSAGES = ("id", "type?", "priority", "redelivered?", "properties", "body")
+QUEUES = (
+    "queue",
+    "depth",
+    "in_per_s",
+    "out_per_s",
+    "consumers",
+    "in_flight",
+    "delivered?",
+    "matched?",
+    "rejected?",
+    "expired?",
+    "partition?",
+    "owner?",
+)
+SUBSCRIPTIONS = (
+    "subscription",
+    "identity?",
+    "client_id",
+    "topic",
+    "selector?",
+    "consumers",
+    "waiting",
+    "behind",
+    "delivered?",
+    "matched?",
+    "rejected?",
+)
+SCHEDULED = ("number", "id", "destination", "delivery_time_ms", "priority?", "bytes")
+DEAD_LETTERS = ("id", "from", "reason", "body")

@@ -6,7 +6,7 @@ import functools
 
 from muster.bus.rpc import operations
 
-_operation = functools.partial(operations.Operation, "muster.notify.queries", "notify")
+_operation = functools.partial(operations.ServiceOperation, "muster.notify.queries", "notify")
 
 RECEIVERS = _operation(
     "list_receivers",

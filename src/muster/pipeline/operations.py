@@ -6,7 +6,7 @@ import functools
 
 from muster.bus.rpc import operations
 
-_operation = functools.partial(operations.Operation, "muster.pipeline.client:PipelineClient", "alerts")
+_operation = functools.partial(operations.ServiceOperation, "muster.pipeline.client:PipelineClient", "alerts")
 
 ALERTS = _operation(
     "alerts",
@@ -26,6 +26,6 @@ SILENCE = _operation("silence", "Silence alerts.", action="silence", target="{co
 UNSILENCE = _operation(
     "unsilence", "End a silence or a maintenance window.", action="unsilence", target="{id}"
 )
-PROGRESS = operations.Operation(
+PROGRESS = operations.ServiceOperation(
     "muster.pipeline.client:PipelineClient", "pipeline", "progress", "Progress of the pipeline."
 )

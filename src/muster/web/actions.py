@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from muster.bus import api, spans
-from muster.bus.rpc import operations, origin, request_audit
+from muster.bus.rpc import origin, request_audit
 from muster.core import errors, leaky_buckets, messages
 from muster.core.telemetry import log
 from muster.supervision import tasks
@@ -85,25 +85,6 @@ class ActionRunner:
                         self.record(session.name, what, target, why, outcome, kind=session.kind)
                     )
         return result
-
-    async def operate(
-        self,
-        session: sessions.LoginSession,
-        declared: operations.Operation,
-        request: dict[str, Any],
-        *,
-        needs: sessions.WebRole = sessions.WebRole.OPERATOR,
-    ) -> Any:
-        """Run an operation of a service's table."""
-        return await self.run(
-            session,
-            declared.action,
-            declared.target.format(**request),
-            lambda bus: declared.call(bus, request),
-            touches=declared.data,
-            needs=needs,
-            service_audits=declared.records,
-        )
 
     async def finish(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of ``work``, which continues if the caller is cancelled."""

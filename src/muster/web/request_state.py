@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from fastapi import Depends, Request
 from starlette.requests import cookie_parser
 
+from muster.bus.rpc import operations
 from muster.core import errors
 from muster.core.net import hosts
 from muster.core.telemetry import trace
@@ -18,6 +19,7 @@ from muster.web import actions, settings
 from muster.web.auth import logins, scopes, sessions
 from muster.web.data import read_model
 
+T = TypeVar("T")
 COOKIE = "muster-session"
 FORM_HEADER = "X-CSRF-Token"
 SAFE = ("GET", "HEAD", "OPTIONS")
@@ -108,3 +110,43 @@ def check_csrf_token(request: Request, session: sessions.LoginSession, token: st
 
 Web = Annotated[WebState, Depends(state_of)]
 Person = Annotated[sessions.LoginSession, Depends(session_of)]
+
+
+@dataclass(frozen=True, slots=True)
+class RestCall:
+    """A request of a person."""
+
+    web: WebState
+    person: sessions.LoginSession
+
+    @property
+    def source(self) -> read_model.ReadModel:
+        return self.web.source
+
+    async def run(self, what: str, target: str, act: actions.Act[T], **options: Any) -> T:
+        """Run and record an operation: see `ActionRunner.run`."""
+        return await self.web.actions.run(self.person, what, target, act, **options)
+
+    async def operate(
+        self,
+        declared: operations.ServiceOperation,
+        request: dict[str, Any],
+        *,
+        needs: sessions.WebRole = sessions.WebRole.OPERATOR,
+    ) -> Any:
+        """Run an operation of a service's table."""
+        return await self.run(
+            declared.action,
+            declared.target.format(**request),
+            lambda bus: declared.call(bus, request),
+            touches=declared.data,
+            needs=needs,
+            service_audits=declared.records,
+        )
+
+
+def _call(web: Web, person: Person) -> RestCall:
+    return RestCall(web, person)
+
+
+Call = Annotated[RestCall, Depends(_call)]

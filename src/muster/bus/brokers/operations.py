@@ -6,13 +6,40 @@ import functools
 
 from muster.bus.rpc import operations
 
-_operation = functools.partial(operations.Operation, "muster.bus.brokers.control:BrokerControl", "brokers")
+_CLIENT = "muster.bus.brokers.control:BrokerControl"
+_operation = functools.partial(operations.ServiceOperation, _CLIENT, "brokers")
 
-START = _operation("start", "Start another broker.", action="broker-start", target="{name}")
+BROKERS = _operation(
+    "brokers",
+    "List the brokers of the domain.",
+    columns=("name", "state", "url", "leaf_url?", "connections", "restarts", "pid?"),
+)
+LINKS = _operation(
+    "links",
+    "List the links between brokers.",
+    columns=("id", "kind", "up", "round_trip_ms", "in_messages?", "out_messages?"),
+)
+START = _operation(
+    "start",
+    "Start another broker on the domain's machine.",
+    action="broker-start",
+    target="{name}",
+)
 STOP = _operation(
-    "stop", "Stop a broker that was started at run time.", action="broker-stop", target="{name}"
+    "stop",
+    "Stop a broker that `muster broker start` started.",
+    action="broker-stop",
+    target="{name}",
 )
 LINK = _operation(
-    "link", "Connect a broker to another with a leaf link.", action="broker-link", target="{near}>{far}"
+    "link",
+    "Connect the broker NEAR to FAR with a leaf link, while both run.",
+    action="broker-link",
+    target="{near}>{far}",
 )
-UNLINK = _operation("unlink", "Remove a leaf link.", action="broker-unlink", target="{id}")
+UNLINK = _operation(
+    "unlink",
+    "Remove a leaf link, while both brokers run.",
+    action="broker-unlink",
+    target="{id}",
+)

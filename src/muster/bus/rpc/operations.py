@@ -21,7 +21,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Operation:
+class ServiceOperation:
     """``client``: a module of functions that take the bus first, or ``module:Class``, a client that is made
     with the bus.  It is imported when it is first used: the help page of a command needs no client.
 

@@ -11,6 +11,7 @@ import click
 
 from muster.cli import command, connection
 from muster.cli.contexts import common
+from muster.inform import operations
 
 if TYPE_CHECKING:
     from muster.inform import activities, rows, service_entries
@@ -206,8 +207,7 @@ def find(
         invocation, to, lambda all_: all_.search(predicate, box=area, limit=limit, after=after)
     )
     entries = [_entry(service_entries.from_context(context), context.source) for context in result.contexts]
-    columns = ("id", "name", "access", "metadata?", "source?")
-    invocation.printer.rows(entries, columns, empty="no service entry matches")
+    invocation.printer.rows(entries, operations.ENTRIES, empty="no service entry matches")
     common.warn_incomplete(invocation, result)
 
 

@@ -13,6 +13,7 @@ from muster.cli import command, connection, foreground, live_names
 from muster.cli.contexts import common, entries
 from muster.cli.domain import config
 from muster.core import units
+from muster.inform import operations
 
 node_option = click.option("--node", metavar="NAME", help="Use this information node instead of the nearest.")
 
@@ -159,9 +160,8 @@ def find(
 
     result = common.call(invocation, to, lambda held: held.find(predicate, limit=limit, after=after))
     listed = list(map(rows.context_row, result.contexts))
-    columns = ("key", "version", "attributes", "age_s", "source?")
     empty = command.empty_result("no context matches", listed, predicate)
-    invocation.printer.rows(listed, columns, of="context", empty=empty)
+    invocation.printer.rows(listed, operations.CONTEXTS, of="context", empty=empty)
     common.warn_incomplete(invocation, result)
 
 
@@ -202,8 +202,7 @@ def history(invocation: command.Invocation, key: str, to: connection.ConnectionO
 
     versions = common.call(invocation, to, lambda held: held.history(key))
     changes = list(map(rows.change_row, versions.changes))
-    columns = ("version", "reason", "value", "attributes", "writer", "stamp?")
-    invocation.printer.rows(changes, columns, of="version", empty=f"{key} has never been written")
+    invocation.printer.rows(changes, operations.VERSIONS, of="version", empty=f"{key} has never been written")
     if not versions.complete:
         invocation.printer.note("incomplete: older versions are no longer in the log")
 
@@ -218,7 +217,7 @@ def where(invocation: command.Invocation, key: str, to: connection.ConnectionOpt
 
     result = common.call(invocation, to, lambda held: held.where(key))
     replicas = list(map(rows.replica_row, result.replicas))
-    invocation.printer.rows(replicas, ("node", "replica_kind", "version", "age_s", "demand"), of="replica on")
+    invocation.printer.rows(replicas, operations.REPLICAS, of="replica on")
     common.warn_silent(invocation, result)
 
 

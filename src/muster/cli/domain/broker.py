@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from muster.cli import command, connection, live_names
+from muster.bus.brokers import operations
+from muster.cli import command, connection, leaf, live_names
 from muster.cli.domain import config as config_
-
-if TYPE_CHECKING:
-    from muster.bus.brokers import control
-
-T = TypeVar("T")
 
 
 @click.group(cls=command.MusterGroup, examples=[("muster broker list", "")])
 def broker() -> None:
     """Start, link, unlink and list brokers."""
-
-
-def _ask(
-    invocation: command.Invocation,
-    to: connection.ConnectionOptions,
-    ask: Callable[[control.BrokerControl], Awaitable[T]],
-) -> T:
-    from muster.bus.brokers import control
-
-    return connection.call(invocation, to, lambda bus: ask(control.BrokerControl(bus)))
 
 
 @broker.command("list", examples=[("muster broker list", ""), ("muster broker list --links", "")])
@@ -39,91 +23,65 @@ def _ask(
 def list_(invocation: command.Invocation, links: bool, to: connection.ConnectionOptions) -> None:
     """List the domain's brokers, or the links between them."""
     if links:
-        links_ = _ask(invocation, to, lambda domain: domain.links())
-        columns = ("id", "kind", "up", "round_trip_ms", "in_messages?", "out_messages?")
-        invocation.printer.rows(links_, columns, of="link", empty="there are no links between brokers")
+        links_ = connection.call(invocation, to, lambda bus: operations.LINKS.call(bus, {}))
+        invocation.printer.rows(
+            links_, operations.LINKS.columns, of="link", empty="there are no links between brokers"
+        )
         return
-    rows = _ask(invocation, to, lambda domain: domain.brokers())
-    shown = ("name", "state", "url", "leaf_url?", "connections", "restarts", "pid?")
-    invocation.printer.rows(rows, shown, of="broker")
+    rows = connection.call(invocation, to, lambda bus: operations.BROKERS.call(bus, {}))
+    invocation.printer.rows(rows, operations.BROKERS.columns, of="broker")
 
 
-@broker.command(
+leaf.add(
+    broker,
+    operations.START,
+    click.argument("name"),
+    click.option(
+        "--below",
+        metavar="BROKER",
+        help="Connect it to this broker with a leaf link.",
+        shell_complete=live_names.BROKERS,
+    ),
+    click.option(
+        "--storage/--no-storage", default=True, show_default=True, help="Whether it stores streams."
+    ),
+    more="It listens on free ports, is supervised like the others, and ends with the domain. For a permanent "
+    "broker change the settings bus.brokers or bus.leaves.",
+    done="broker {name} is up: {result.url}",
     examples=[
         ("muster broker start edge-1 --below local-1", "a leaf of local-1"),
         ("muster broker start edge-2 --no-storage --below edge-1", ""),
     ],
 )
-@click.argument("name")
-@click.option(
-    "--below",
-    metavar="BROKER",
-    help="Connect it to this broker with a leaf link.",
-    shell_complete=live_names.BROKERS,
+leaf.add(
+    broker,
+    operations.STOP,
+    click.argument("name", shell_complete=live_names.BROKERS),
+    more="Its data stays on disk and is used again if a broker of the same name is started.",
+    done="broker {name} is stopped",
+    examples=[("muster broker stop edge-1", "")],
 )
-@click.option("--storage/--no-storage", default=True, show_default=True, help="Whether it stores streams.")
-@connection.options
-@command.pass_invocation
-def start(
-    invocation: command.Invocation,
-    name: str,
-    below: str | None,
-    storage: bool,
-    to: connection.ConnectionOptions,
-) -> None:
-    """Start another broker on the domain's machine.
-
-    It listens on free ports, is supervised like the others, and ends with the domain. For a permanent broker
-    change the settings bus.brokers or bus.leaves.
-    """
-    made = _ask(invocation, to, lambda domain: domain.start(name, below=below, storage=storage))
-    invocation.printer.done(made, f"broker {name} is up: {made.url}")
-
-
-@broker.command(examples=[("muster broker stop edge-1", "")])
-@click.argument("name", shell_complete=live_names.BROKERS)
-@connection.options
-@command.pass_invocation
-def stop(invocation: command.Invocation, name: str, to: connection.ConnectionOptions) -> None:
-    """Stop a broker that `muster broker start` started.
-
-    Its data stays on disk and is used again if a broker of the same name is started.
-    """
-    stopped = _ask(invocation, to, lambda domain: domain.stop(name))
-    invocation.printer.done(stopped, f"broker {name} is stopped")
-
-
-@broker.command(
+leaf.add(
+    broker,
+    operations.LINK,
+    click.argument("near", shell_complete=live_names.BROKERS),
+    click.argument("far", shell_complete=live_names.BROKERS),
+    more="FAR is a broker of this domain, or the URL of a leaf listener of another domain. Only leaf links "
+    "can change at run time; routes and gateways are fixed when the brokers start.",
+    done="{result.id} is up",
     examples=[
         ("muster broker link edge-1 local-1", "edge-1 becomes a leaf of local-1"),
         ("muster broker link local-1 tls://hub.example:7422", "join the network of another machine"),
     ],
 )
-@click.argument("near", shell_complete=live_names.BROKERS)
-@click.argument("far", shell_complete=live_names.BROKERS)
-@connection.options
-@command.pass_invocation
-def link(invocation: command.Invocation, near: str, far: str, to: connection.ConnectionOptions) -> None:
-    """Connect the broker NEAR to FAR with a leaf link, while both run.
-
-    FAR is a broker of this domain, or the URL of a leaf listener of another domain. Only leaf links can
-    change at run time; routes and gateways are fixed when the brokers start.
-    """
-    made = _ask(invocation, to, lambda domain: domain.link(near, far))
-    invocation.printer.done(made, f"{made.id} is up")
-
-
-@broker.command(examples=[("muster broker unlink 'edge-1>local-1'", "")])
-@click.argument("id", shell_complete=live_names.LINKS)
-@connection.options
-@command.pass_invocation
-def unlink(invocation: command.Invocation, id: str, to: connection.ConnectionOptions) -> None:
-    """Remove a leaf link, while both brokers run.
-
-    `muster broker list --links` prints the IDs.
-    """
-    gone = _ask(invocation, to, lambda domain: domain.unlink(id))
-    invocation.printer.done(gone, f"{id} was removed")
+leaf.add(
+    broker,
+    operations.UNLINK,
+    click.argument("id", shell_complete=live_names.LINKS),
+    more="`muster broker list --links` prints the IDs.",
+    done="{id} was removed",
+    examples=[("muster broker unlink 'edge-1>local-1'", "")],
+)
 
 
 @broker.command(

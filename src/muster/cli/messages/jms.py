@@ -14,37 +14,8 @@ if TYPE_CHECKING:
     from muster.message import destinations, rows
     from muster.message.client import api
 
-_MESSAGE = ("id", "type?", "priority", "redelivered?", "properties", "body")
-_QUEUES = (
-    "queue",
-    "depth",
-    "in_per_s",
-    "out_per_s",
-    "consumers",
-    "in_flight",
-    "delivered?",
-    "matched?",
-    "rejected?",
-    "expired?",
-    "partition?",
-    "owner?",
-)
-_SUBSCRIPTIONS = (
-    "subscription",
-    "identity?",
-    "client_id",
-    "topic",
-    "selector?",
-    "consumers",
-    "waiting",
-    "behind",
-    "delivered?",
-    "matched?",
-    "rejected?",
-)
 QUIET_S = 1.0  # `receive` then says that it waits
 NUMBER_DIGITS = 19  # fewer fit into the number of a message
-_SCHEDULED = ("number", "id", "destination", "delivery_time_ms", "priority?", "bytes")
 
 _queue = click.argument(
     "queue",
@@ -248,9 +219,11 @@ def browse(
     to: connection.ConnectionOptions,
 ) -> None:
     """Show the messages of a queue without removing them."""
+    from muster.message import listings
+
     browsed = _browse(invocation, queue, selector, limit, to)
     empty = f"no message of the queue {queue} matches" if selector else f"the queue {queue} is empty"
-    invocation.printer.rows(browsed, _MESSAGE, empty=empty)
+    invocation.printer.rows(browsed, listings.MESSAGES, empty=empty)
 
 
 def _browse(
@@ -279,10 +252,10 @@ def _browse(
 @command.pass_invocation
 def queues(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
     """List the queues."""
-    from muster.message import protocol
+    from muster.message import listings, protocol
 
     reply = _with(invocation, to, lambda connected: connected.request(protocol.ListQueues()))
-    invocation.printer.rows(reply.queues, _QUEUES, empty="there are no queues")
+    invocation.printer.rows(reply.queues, listings.QUEUES, empty="there are no queues")
 
 
 @message.command(examples=[("muster message subscriptions", "")])
@@ -290,10 +263,12 @@ def queues(invocation: command.Invocation, to: connection.ConnectionOptions) -> 
 @command.pass_invocation
 def subscriptions(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
     """List the durable subscriptions."""
-    from muster.message import protocol
+    from muster.message import listings, protocol
 
     reply = _with(invocation, to, lambda connected: connected.request(protocol.ListSubscriptions()))
-    invocation.printer.rows(reply.subscriptions, _SUBSCRIPTIONS, empty="there are no durable subscriptions")
+    invocation.printer.rows(
+        reply.subscriptions, listings.SUBSCRIPTIONS, empty="there are no durable subscriptions"
+    )
 
 
 @message.command(
@@ -372,12 +347,12 @@ def scheduled(
     invocation: command.Invocation, destination: str | None, limit: int, to: connection.ConnectionOptions
 ) -> None:
     """List messages with a delivery time in the future."""
-    from muster.message import protocol
+    from muster.message import listings, protocol
 
     only = None if destination is None else str(_destination(destination))
     request = protocol.ListScheduled(only, limit=limit)
     reply = _with(invocation, to, lambda connected: connected.request(request))
-    invocation.printer.rows(reply.scheduled, _SCHEDULED, empty="no messages are scheduled")
+    invocation.printer.rows(reply.scheduled, listings.SCHEDULED, empty="no messages are scheduled")
 
 
 @message.command(
@@ -414,12 +389,12 @@ def dead_letters(
     invocation: command.Invocation, selector: str | None, limit: int, to: connection.ConnectionOptions
 ) -> None:
     """Show undeliverable messages and the reasons."""
-    from muster.message import destinations, rows
+    from muster.message import destinations, listings, rows
 
     browsed = _browse(invocation, destinations.DEAD_LETTERS, selector, limit, to)
     invocation.printer.rows(
         list(map(rows.dead_letter, browsed)),
-        ("id", "from", "reason", "body"),
+        listings.DEAD_LETTERS,
         empty="there are no dead letters",
     )
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
-from muster.cli import command, connection, live_names, output, tables
+from muster.cli import command, connection, live_names, output
 from muster.cli.domain import config
 from muster.cli.monitoring import analyses
+from muster.core.formats import cell_texts
 
 BEHIND_S = 60.0  # a report of the pipeline describes a completed window and arrives with a delay
 
@@ -235,7 +236,7 @@ def show(invocation: command.Invocation, shown: Any) -> None:
 def _figure(metric: str, value: float | None) -> str:
     if value is None:
         return ""
-    return tables.cell(metric, _rounded(value)) + ("/s" if metric.endswith("_bytes_s") else "")
+    return cell_texts.cell(metric, _rounded(value)) + ("/s" if metric.endswith("_bytes_s") else "")
 
 
 def _rounded(value: float) -> float:

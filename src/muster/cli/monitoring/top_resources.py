@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from muster.cli import tables
+from muster.core.formats import cell_texts
 from muster.manage import rows as manage_rows
 
 if TYPE_CHECKING:
@@ -66,14 +66,14 @@ def render_screen(view: SevereResources) -> Any:
     for name in names:
         right = name in ("since_ms", "restarts")
         table.add_column(
-            tables.title(name),
+            cell_texts.title(name),
             justify="right" if right else "left",
             no_wrap=True,
             overflow="ellipsis",
             min_width=max((len(row.name) for row in view.rows), default=0) if name == "name" else None,
         )
     for row in view.rows:
-        cells = [rich.markup.escape(tables.cell(name, getattr(row, name))) for name in names]
+        cells = [rich.markup.escape(cell_texts.cell(name, getattr(row, name))) for name in names]
         colour = _COLOURS.get(row.state, "yellow")
         cells[names.index("state")] = f"[{colour}]{row.state}[/{colour}]"
         table.add_row(*cells)

@@ -10,14 +10,13 @@ import click
 
 from muster.cli import command, connection, live_names, tables
 from muster.cli.notifications import authority
+from muster.notify import operations
 
 if TYPE_CHECKING:
     from muster.bus import api
     from muster.notify import protocol, rows
     from muster.predicates import types
 
-
-_RECEIVER = ("receiver", "model", "state", "policy", "delivery?")
 
 LEAVE_S = 2.0
 GRANT_S = 30 * 86_400.0
@@ -294,7 +293,9 @@ def receivers(
 
     result = connection.call(invocation, to, ask)
     invocation.printer.rows(
-        result.receivers, _RECEIVER, empty="no receiver matches" if where else "there are no receivers"
+        result.receivers,
+        operations.RECEIVERS.columns,
+        empty="no receiver matches" if where else "there are no receivers",
     )
     if result.count > len(result.receivers):
         invocation.printer.note(f"{len(result.receivers)} of {result.count}")
@@ -520,7 +521,7 @@ def models(invocation: command.Invocation, form: Any, to: connection.ConnectionO
 
     definitions = connection.call(invocation, to, ask)
     if form is None:
-        invocation.printer.rows(definitions, ["name", "of", "attributes"], empty="no model is defined")
+        invocation.printer.rows(definitions, operations.MODELS.columns, empty="no model is defined")
         return
     from muster.notify import authorities, documents
 

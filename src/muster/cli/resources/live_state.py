@@ -7,20 +7,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from muster.cli import command, connection, live_names, registry_calls, tables
+from muster.manage import operations
 
 if TYPE_CHECKING:
     from muster.manage import client, rows
 
 _COLORS = ("cyan", "green", "yellow", "magenta", "blue", "bright_red", "bright_cyan", "bright_green")
-_RESOURCE = (
-    *("name", "type?", "group?", "agent?", "desired?", "state", "since_ms", "restarts"),
-    *("reason", "drift", "manager?"),
-)
 
 
 def _print(invocation: command.Invocation, resources: list[rows.ResourceRow], where: str) -> None:
     empty = command.empty_result("no resources", resources, where)
-    invocation.printer.rows(resources, _RESOURCE, of="resource", empty=empty)
+    invocation.printer.rows(resources, operations.RESOURCES.columns, of="resource", empty=empty)
 
 
 @click.command(
@@ -50,12 +47,10 @@ def get(
     """List resources and their states."""
     if agents:
         listed = registry_calls.call_registry(invocation, to, lambda fleet: fleet.agents())
-        columns = ("name", "state", "zone", "resources", "orphans", "cordoned", "labels?")
-        invocation.printer.rows(listed, columns, of="agent", empty="no agents")
+        invocation.printer.rows(listed, operations.AGENTS.columns, of="agent", empty="no agents")
     elif managers:
         leases = registry_calls.call_registry(invocation, to, lambda fleet: fleet.managers())
-        shown = ("name", "resources", "expires_in_s", "leaving")
-        invocation.printer.rows(leases, shown, of="manager", empty="no managers")
+        invocation.printer.rows(leases, operations.MANAGERS.columns, of="manager", empty="no managers")
     else:
         _print(
             invocation,

@@ -12,10 +12,7 @@ from typing import Any, TypeVar
 
 from muster.bus import api
 from muster.core import errors
-from muster.inform import client as inform_client
-from muster.inform import protocol as inform_protocol
-from muster.inform import rows as inform_rows
-from muster.inform import service_entries
+from muster.inform import client, protocol, rows, service_entries
 from muster.trust.permissions import roles
 from muster.web.auth import sessions
 from muster.web.data import bus_feed
@@ -26,10 +23,10 @@ T = TypeVar("T")
 
 
 class ContextQueries(bus_feed.BusFeed):
-    def _inform(self, bus: api.Bus) -> inform_client.InformClient:
-        return inform_client.InformClient(bus, timeout_s=READ_S)
+    def _inform(self, bus: api.Bus) -> client.InformClient:
+        return client.InformClient(bus, timeout_s=READ_S)
 
-    async def information_nodes(self) -> list[inform_protocol.NodeInfo]:
+    async def information_nodes(self) -> list[protocol.NodeInfo]:
         return await self._query("nodes", "inform", 2.0, lambda bus: self._inform(bus).nodes())
 
     async def _as(self, person: sessions.LoginSession) -> api.Bus:
@@ -38,7 +35,7 @@ class ContextQueries(bus_feed.BusFeed):
         return await self.link.as_person(person.name, role)
 
     async def _read(
-        self, person: sessions.LoginSession, ask: Callable[[inform_client.InformClient], Awaitable[T]]
+        self, person: sessions.LoginSession, ask: Callable[[client.InformClient], Awaitable[T]]
     ) -> T:
         """Read with the person's identity and without the cache: the information node checks permissions."""
         try:
@@ -49,52 +46,48 @@ class ContextQueries(bus_feed.BusFeed):
 
     async def contexts(
         self, person: sessions.LoginSession, where: str, *, limit: int = 100, after: str = ""
-    ) -> inform_rows.ContextPage:
+    ) -> rows.ContextPage:
         result = await self._read(
             person, lambda inform: inform.find(where or "TRUE", limit=limit, after=after, within_s=READ_S)
         )
-        return inform_rows.ContextPage(
-            items=list(map(inform_rows.context_row, result.contexts)), **_missing(result)
-        )
+        return rows.ContextPage(items=list(map(rows.context_row, result.contexts)), **_missing(result))
 
     async def context(
         self, person: sessions.LoginSession, key: str, *, max_staleness_s: float | None = None
-    ) -> inform_protocol.Context:
+    ) -> protocol.Context:
         return await self._read(person, lambda inform: inform.get(key, max_staleness_s=max_staleness_s))
 
     async def watch(
         self, person: sessions.LoginSession, key: str, *, after_version: int
-    ) -> AsyncIterator[inform_protocol.ContextChange]:
-        async def connected() -> (
-            inform_client.InformClient
-        ):  # marks the connection as used: idle ones are closed
+    ) -> AsyncIterator[protocol.ContextChange]:
+        async def connected() -> client.InformClient:  # marks the connection as used: idle ones are closed
             return self._inform(await self._as(person))
 
-        async for change in inform_client.watch(connected, key, after_version=after_version):
+        async for change in client.watch(connected, key, after_version=after_version):
             yield change
 
-    async def replicas(self, key: str) -> inform_rows.ReplicaPage:
+    async def replicas(self, key: str) -> rows.ReplicaPage:
         result = await self._query(("replicas", key), "inform", 1.0, lambda bus: self._inform(bus).where(key))
-        return inform_rows.ReplicaPage(
-            items=list(map(inform_rows.replica_row, result.replicas)),
+        return rows.ReplicaPage(
+            items=list(map(rows.replica_row, result.replicas)),
             silent=list(result.silent),
         )
 
     async def context_history(
         self, person: sessions.LoginSession, key: str, *, after: int, limit: int | None
-    ) -> inform_rows.ContextHistoryPage:
+    ) -> rows.ContextHistoryPage:
         history = await self._read(person, lambda inform: inform.history(key, after_version=after))
         changes = history.changes[:limit]
         more = len(history.changes) > len(changes)
-        return inform_rows.ContextHistoryPage(
-            items=list(map(inform_rows.change_row, changes)),
+        return rows.ContextHistoryPage(
+            items=list(map(rows.change_row, changes)),
             complete=history.complete,
             next=str(changes[-1].version) if more else None,
         )
 
     async def entries(
         self, person: sessions.LoginSession, where: str, *, limit: int, after: str
-    ) -> inform_rows.ServiceEntryPage:
+    ) -> rows.ServiceEntryPage:
         result = await self._read(
             person,
             lambda inform: service_entries.ServiceEntries(inform).search(
@@ -102,18 +95,18 @@ class ContextQueries(bus_feed.BusFeed):
             ),
         )
         entries = [
-            inform_rows.entry_row(service_entries.from_context(context), context.source)
+            rows.entry_row(service_entries.from_context(context), context.source)
             for context in result.contexts
         ]
-        return inform_rows.ServiceEntryPage(items=entries, **_missing(result))
+        return rows.ServiceEntryPage(items=entries, **_missing(result))
 
-    async def entry(self, person: sessions.LoginSession, id: str) -> inform_rows.ServiceEntryRow:
-        return inform_rows.entry_row(
+    async def entry(self, person: sessions.LoginSession, id: str) -> rows.ServiceEntryRow:
+        return rows.entry_row(
             await self._read(person, lambda inform: service_entries.ServiceEntries(inform).get(id))
         )
 
 
-def _missing(result: inform_protocol.FindResult) -> dict[str, Any]:
+def _missing(result: protocol.FindResult) -> dict[str, Any]:
     """The end of a page of a search, and the parts that are missing."""
     return {
         "next": result.reached if result.more else None,

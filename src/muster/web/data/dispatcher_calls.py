@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from muster.bus import api
-from muster.bus.rpc import client as rpc_client
-from muster.bus.rpc import origin
+from muster.bus.rpc import client, origin
 from muster.core import errors
 from muster.message import codec, destinations, listings, messages, protocol
 from muster.message import rows as message_rows
@@ -43,7 +42,7 @@ async def _call_partition(
     bus: api.Bus, subject: str, request: protocol.DispatcherRequest, *, timeout_s: float
 ) -> protocol.DispatcherReply:
     try:
-        reply = await rpc_client.exchange_once(
+        reply = await client.exchange_once(
             bus, subject, protocol.encode(request), timeout_s=timeout_s, headers=origin.headers()
         )
     except errors.TimedOut:

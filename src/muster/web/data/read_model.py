@@ -57,7 +57,7 @@ class ReadModel(context_queries.ContextQueries):
         async with self._long.turn():
             return await asyncio.to_thread(read, *arguments)
 
-    async def read(self, declared: operations.Operation, **request: Any) -> Any:
+    async def read(self, declared: operations.ServiceOperation, **request: Any) -> Any:
         """The result of an operation of a service's table."""
         key = (declared.client, declared.method, *sorted(request.items()))
         limits = {"timeout_s": READ_S} if declared.data in LIMITED else {}

@@ -6,7 +6,7 @@ import msgspec
 
 from muster.manage import rows as manage_rows
 from muster.message import rows as message_rows
-from muster.monitor import protocol as monitor_protocol
+from muster.monitor import protocol
 from muster.web.auth import tokens
 
 
@@ -146,7 +146,7 @@ class CapacityView(msgspec.Struct, frozen=True, kw_only=True):
     """The age of reports: the worst case of the model, and the measurements of the last minutes."""
 
     levels: int
-    channels: list[monitor_protocol.ReportProducer] = []
+    channels: list[protocol.ReportProducer] = []
     predicted_max_s: float
     measured: list[ArrivalRow] = []
     measured_max_s: float | None = None

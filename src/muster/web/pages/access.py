@@ -6,8 +6,8 @@ import asyncio
 
 from muster.web import actions
 from muster.web.auth import scopes, sessions
-from muster.web.components import page, widgets
-from muster.web.components.html import Child, Markup
+from muster.web.components import page, records, widgets
+from muster.web.components.html import Markup
 from muster.web.rest import access
 
 
@@ -16,24 +16,21 @@ def logins(request: page.PageRequest) -> page.DashboardPage:
 
     async def rows() -> Markup:
         listed = await asyncio.to_thread(access.listed, request.web)
-        made: list[list[Child]] = [
-            [
-                login.name,
-                login.role,
-                widgets.moment(login.created_at * 1000),
-                widgets.moment((login.expires_at or 0) * 1000),
-                widgets.action_button(
+        return records.table(
+            listed,
+            ("name", "role", "created_at", "expires_at"),
+            cells={
+                "": lambda login: widgets.action_button(
                     request,
                     "remove-login",
                     "Remove",
                     name=login.name,
                     sure=f"Revoke the login of {login.name}?",
                     look="danger",
-                ),
-            ]
-            for login in listed
-        ]
-        return widgets.table(["Name", "Role", "Set", "Expires", ""], made, label="Logins")
+                )
+            },
+            label="Logins",
+        )
 
     form = widgets.action_button(
         request,
@@ -55,16 +52,12 @@ def logins(request: page.PageRequest) -> page.DashboardPage:
 
 def tokens(request: page.PageRequest) -> page.DashboardPage:
     async def rows() -> Markup:
-        made: list[list[Child]] = [
-            [
-                token.id,
-                token.description,
-                token.owner,
-                token.role.value,
-                ", ".join(token.scopes) or "all",
-                widgets.moment(token.created_at * 1000),
-                widgets.moment(token.expires_at * 1000),
-                widgets.action_button(
+        return records.table(
+            [token.row for token in await access.tokens_of(request.web, request.person)],
+            ("id", "description", "owner", "role", "scopes", "created_at", "expires_at"),
+            cells={
+                "scopes": lambda token: ", ".join(token.scopes) or "all",
+                "": lambda token: widgets.action_button(
                     request,
                     "revoke-token",
                     "Revoke",
@@ -72,12 +65,7 @@ def tokens(request: page.PageRequest) -> page.DashboardPage:
                     sure=f"Revoke the token {token.id}?",
                     look="danger",
                 ),
-            ]
-            for token in await access.tokens_of(request.web, request.person)
-        ]
-        return widgets.table(
-            ["Id", "Description", "Owner", "Role", "Scopes", "Created", "Expires", ""],
-            made,
+            },
             label="API tokens",
             none="There are no API tokens.",
         )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from muster.core import messages
-from muster.web.components import page, widgets
-from muster.web.components.html import Child, Markup, join
+from muster.web.components import page, records, widgets
+from muster.web.components.html import Markup, join
 from muster.web.data import bus_feed
 from muster.web.rest import activity as rest
 from muster.web.rest import base
@@ -23,27 +23,17 @@ def activity(request: page.PageRequest) -> page.DashboardPage:
     who, what, target = request.parameter("who"), request.parameter("what"), request.parameter("target")
 
     async def rows() -> Markup:
-        records = rest.select(request.web, who=who, what=what, target=target)
-        listed, next_ = base.behind(records, request.parameter("after"), PAGE_SIZE, bus_feed.decision_key)
-        made: list[list[Child]] = [
-            [
-                widgets.moment(record.at_ms),
-                _actor(record),
-                record.what,
-                record.target,
-                widgets.badge(record.outcome.value),
-                record.why,
-            ]
-            for record in listed
-        ]
+        selected = rest.select(request.web, who=who, what=what, target=target)
+        listed, next_ = base.behind(selected, request.parameter("after"), PAGE_SIZE, bus_feed.decision_key)
         return join(
-            widgets.table(
-                ["Time", "Who", "Operation", "Target", "Outcome", "Reason"],
-                made,
+            records.table(
+                listed,
+                ("at_ms", "who", "what", "target", "outcome", "why"),
+                cells={"who": _actor},
                 label="Activity log",
                 none="No activity matches.",
             ),
-            widgets.pages(request, next_, total=len(records), shown=len(made)),
+            widgets.pages(request, next_, total=len(selected), shown=len(listed)),
         )
 
     return page.DashboardPage(

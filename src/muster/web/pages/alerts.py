@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from muster.core import messages
 from muster.pipeline import operations
-from muster.web.components import page, widgets
+from muster.web.components import page, records, widgets
 from muster.web.components.html import Child, Markup, join, tag
 
 
@@ -14,29 +14,27 @@ async def alert_table(request: page.PageRequest, shown: Sequence[messages.Alert]
     if not shown and not await request.web.source.judged():
         hint = join("No pipeline evaluates rules: ", tag("code", "muster pipeline run"), ".")
         return widgets.empty("All budgets have free space.", hint)
-    rows: list[list[Child]] = [
-        [
-            widgets.badge(alert.severity.value),
-            widgets.badge(alert.state.value),
-            alert.rule,
-            _about(alert.about),
-            join(widgets.moment(alert.since_ms), f" ({widgets.relative_time(alert.since_ms)})"),
-            widgets.measurement(alert.value),
-            alert.reason,
-            join(
-                widgets.action_button(
-                    request, "acknowledge", "Acknowledge", rule=alert.rule, about=alert.about
-                )
-                if alert.state in (messages.AlertState.FIRING, messages.AlertState.SILENCED)
-                else "",
-                widgets.action_button(request, "resolve", "Resolve", rule=alert.rule, about=alert.about),
-            ),
-        ]
-        for alert in shown
-    ]
-    return widgets.table(
-        ["Severity", "State", "Rule", "About", "Since", "#Value", "Reason", ""],
-        rows,
+
+    def since(alert: messages.Alert) -> Markup:
+        return join(widgets.moment(alert.since_ms), f" ({widgets.relative_time(alert.since_ms)})")
+
+    def acts(alert: messages.Alert) -> Markup:
+        about = {"rule": alert.rule, "about": alert.about}
+        open_ = alert.state in (messages.AlertState.FIRING, messages.AlertState.SILENCED)
+        return join(
+            widgets.action_button(request, "acknowledge", "Acknowledge", **about) if open_ else "",
+            widgets.action_button(request, "resolve", "Resolve", **about),
+        )
+
+    return records.table(
+        shown,
+        operations.ALERTS.columns,
+        cells={
+            "about": lambda alert: _about(alert.about),
+            "since_ms": since,
+            "value": lambda alert: widgets.measurement(alert.value),
+            "": acts,
+        },
         label="Alerts",
         none=widgets.empty(
             "There are no alerts.", "The pipeline evaluates rules; the domain checks budgets."
@@ -58,20 +56,13 @@ def alerts(request: page.PageRequest) -> page.DashboardPage:
         return await alert_table(request, (await source.alerts())[:200])
 
     async def silences() -> Markup:
-        rows: list[list[Child]] = [
-            [
-                tag("code", silence.covers),
-                widgets.moment(silence.from_ms),
-                widgets.moment(silence.until_ms),
-                silence.by,
-                silence.reason,
-                widgets.action_button(request, "unsilence", "End", id=silence.id),
-            ]
-            for silence in (await source.read(operations.SILENCES))[:200]
-        ]
-        return widgets.table(
-            ["Covers", "From", "Until", "By", "Reason", ""],
-            rows,
+        return records.table(
+            (await source.read(operations.SILENCES))[:200],
+            operations.SILENCES.columns,
+            cells={
+                "covers": lambda silence: tag("code", silence.covers),
+                "": lambda silence: widgets.action_button(request, "unsilence", "End", id=silence.id),
+            },
             label="Silences",
             none="There are no silences.",
         )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from muster.bus.brokers import control
-from muster.web.components import charts, page, widgets
-from muster.web.components.html import Child, Markup, join, tag
+from muster.bus.brokers import control, operations
+from muster.web.components import charts, page, records, widgets
+from muster.web.components.html import Markup, join, tag
 
 
 def _round_trip(link: control.LinkRow) -> str:
@@ -51,42 +51,23 @@ def brokers(request: page.PageRequest) -> page.DashboardPage:
 
     async def listed() -> Markup:
         now = rates()
-        rows: list[list[Child]] = [
-            [
-                broker.name,
-                widgets.badge(broker.state),
-                broker.url,
-                broker.connections,
-                widgets.rate(now.get(broker.name + " in", 0.0)),
-                widgets.rate(now.get(broker.name + " out", 0.0)),
-                widgets.percent(broker.cpu_percent),
-                widgets.size(broker.memory_bytes),
-                broker.restarts,
-            ]
-            for broker in await source.brokers()
-        ]
-        return widgets.table(
-            ["Broker", "State", "Address", "#Clients", "#In", "#Out", "#CPU", "#Memory", "#Restarts"],
-            rows,
+        return records.table(
+            await source.brokers(),
+            (*operations.BROKERS.columns, "cpu_percent", "memory_bytes"),
+            cells={
+                "pid": lambda broker: broker.pid,
+                "#in": lambda broker: widgets.rate(now.get(f"{broker.name} in", 0.0)),
+                "#out": lambda broker: widgets.rate(now.get(f"{broker.name} out", 0.0)),
+            },
             label="Brokers",
             none="The domain has no brokers of its own.",
         )
 
     async def links() -> Markup:
-        rows: list[list[Child]] = [
-            [
-                f"{link.near} – {link.far}",
-                link.kind,
-                widgets.badge("up" if link.up else "down"),
-                _round_trip(link),
-                f"{link.in_messages:,}",
-                f"{link.out_messages:,}",
-            ]
-            for link in (await source.links())[:200]
-        ]
-        return widgets.table(
-            ["Link", "Kind", "State", "#Round trip", "#Messages in", "#Messages out"],
-            rows,
+        return records.table(
+            (await source.links())[:200],
+            operations.LINKS.columns,
+            cells={"up": lambda link: widgets.badge("up" if link.up else "down")},
             label="Links",
             none=widgets.empty(
                 "There are no links."

@@ -7,10 +7,10 @@ import time
 from typing import Any
 
 from muster.core import errors
-from muster.inform import protocol as inform_protocol
+from muster.inform import operations, protocol
 from muster.inform import rows as rows_
 from muster.notify import documents
-from muster.web.components import charts, page, widgets
+from muster.web.components import charts, page, records, widgets
 from muster.web.components.html import Child, Markup, join, tag
 
 SHOWN = 100
@@ -47,17 +47,6 @@ def contexts(request: page.PageRequest) -> page.DashboardPage:
 
     async def rows() -> Markup:
         result = await source.contexts(request.person, where, limit=SHOWN, after=request.parameter("after"))
-        made: list[list[Child]] = [
-            [
-                widgets.link(item.key, "/contexts/details", key=item.key),
-                tag("code", _short(item)),
-                _attributes(item.attributes),
-                f"{item.version:,}",
-                item.source,
-                item.writer,
-            ]
-            for item in result.items
-        ]
         silent = result.silent
         return join(
             widgets.problem(
@@ -66,9 +55,14 @@ def contexts(request: page.PageRequest) -> page.DashboardPage:
             if silent
             else None,
             *(widgets.problem(f"{name} could not be searched.", why) for name, why in result.failed.items()),
-            widgets.table(
-                ["Key", "Value", "Attributes", "#Version", "Primary", "Written by"],
-                made,
+            records.table(
+                result.items,
+                (*operations.CONTEXTS, "value", "writer"),
+                cells={
+                    "key": lambda item: widgets.link(item.key, "/contexts/details", key=item.key),
+                    "attributes": lambda item: _attributes(item.attributes),
+                    "value": _short,
+                },
                 label="Contexts",
                 none=widgets.empty(
                     "No context matches." if where else "There are no contexts.",
@@ -77,7 +71,7 @@ def contexts(request: page.PageRequest) -> page.DashboardPage:
                 if result.next is None
                 else "No match among the first keys; the search continues on the next page.",
             ),
-            widgets.pages(request, result.next, shown=len(made)),
+            widgets.pages(request, result.next, shown=len(result.items)),
         )
 
     return page.DashboardPage(
@@ -104,7 +98,7 @@ def contexts(request: page.PageRequest) -> page.DashboardPage:
     )
 
 
-def lease_end_ms(current: inform_protocol.Context, now_s: float) -> int:
+def lease_end_ms(current: protocol.Context, now_s: float) -> int:
     """When the lease ends by this machine's clock, by which the form is read again.
 
     ``expires_at_ns`` is by the clock of the log, which may differ by hours.
@@ -112,7 +106,7 @@ def lease_end_ms(current: inform_protocol.Context, now_s: float) -> int:
     return round((now_s + current.lease_left_s) * 1000)
 
 
-def _writing(request: page.PageRequest, current: inform_protocol.Context | None = None) -> Markup:
+def _writing(request: page.PageRequest, current: protocol.Context | None = None) -> Markup:
     """A form for a new context, or for the next version of ``current``."""
     if not request.may_act:
         return Markup("")
@@ -168,25 +162,17 @@ def context(request: page.PageRequest) -> page.DashboardPage:
         result = await source.replicas(key)
         replicas, silent = result.items, result.silent
         demand_max = max((sum(replica.demand.values()) for replica in replicas), default=1) or 1
-        rows: list[list[Child]] = [
-            [
-                replica.node,
-                widgets.badge(replica.replica_kind),
-                f"{replica.version:,}",
-                widgets.seconds(replica.age_s),
-                f"{sum(replica.demand.values()):,}",
-                charts.bar(sum(replica.demand.values()) / demand_max, look="busy"),
-                ", ".join(f"{node} {count}" for node, count in replica.demand.items()),
-            ]
-            for replica in replicas
-        ]
         return join(
             widgets.problem(f"No reply from {', '.join(silent)}.", "Their replicas are not shown.")
             if silent
             else None,
-            widgets.table(
-                ["Node", "Replica", "#Version", "#Age", "#Requests", "", "From"],
-                rows,
+            records.table(
+                replicas,
+                operations.REPLICAS,
+                cells={
+                    "#requests": lambda row: f"{sum(row.demand.values()):,}",
+                    "": lambda row: charts.bar(sum(row.demand.values()) / demand_max, look="busy"),
+                },
                 label="Replicas",
                 none="No node has a replica.",
             ),
@@ -203,19 +189,10 @@ def context(request: page.PageRequest) -> page.DashboardPage:
         except errors.NotFound:  # deleted: its history still exists
             version = 0
         history = await source.context_history(request.person, key, after=max(0, version - PAST), limit=None)
-        rows: list[list[Child]] = [
-            [
-                f"{change.version:,}",
-                change.reason,
-                change.writer,
-                tag("code", _short(change)),
-                tag("code", change.stamp),
-            ]
-            for change in reversed(history.items[-PAST:])
-        ]
-        return widgets.table(
-            ["#Version", "What", "By", "Value", "Stamp"],
-            rows,
+        return records.table(
+            history.items[: -PAST - 1 : -1],
+            operations.VERSIONS,
+            cells={"value": _short, "attributes": lambda change: _attributes(change.attributes)},
             label="History",
             none="No versions are stored.",
         )
@@ -248,7 +225,7 @@ def context(request: page.PageRequest) -> page.DashboardPage:
     )
 
 
-def _row(shown: inform_protocol.Context) -> rows_.ContextRow:
+def _row(shown: protocol.Context) -> rows_.ContextRow:
     row = rows_.context_row(shown)
     if len(row.value or "") > 20_000:
         raise errors.LimitExceeded("the value is too long for this page", hint="read it with the REST API")
@@ -259,6 +236,6 @@ def _attributes(row: dict[str, Any]) -> str:
     return ", ".join(f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in row.items())
 
 
-def _short(row: rows_.ContextRow | rows_.ContextChangeRow) -> str:
+def _short(row: rows_.ContextRow | rows_.ContextChangeRow) -> Markup:
     text = str(row.value if row.value is not None else row.value_base64 or "")
-    return text if len(text) <= 80 else text[:79] + "…"
+    return tag("code", text if len(text) <= 80 else text[:79] + "…")

@@ -14,23 +14,20 @@ from muster.core import errors, units
 from muster.core.formats import complete
 from muster.notify import documents
 from muster.web import request_state
-from muster.web.auth import sessions
 from muster.web.rest import access, alerts, contexts, notifications, queues, resources
 
 Given = dict[str, str]
-Act = Callable[[request_state.WebState, sessions.LoginSession, Given], Awaitable[str]]
+Act = Callable[[request_state.RestCall, Given], Awaitable[str]]
 B = TypeVar("B", bound=pydantic.BaseModel)
 
 
-async def run_form(
-    web: request_state.WebState, person: sessions.LoginSession, act: str, fields: Given
-) -> str:
+async def run_form(call: request_state.RestCall, act: str, fields: Given) -> str:
     """Run a form handler and return a message about the result."""
     handler = ACTS.get(act)
     if handler is None:
         raise errors.NotFound("there is no such operation")
     try:
-        return await handler(web, person, fields)
+        return await handler(call, fields)
     except KeyError as error:
         raise errors.InvalidInput(f"the field {error.args[0]!r} is missing") from error
 
@@ -65,31 +62,31 @@ def _form(
 ) -> Act:
     """A form with these fields, which it passes on as they are."""
 
-    async def handle(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
+    async def handle(call: request_state.RestCall, fields: Given) -> str:
         given = {name: fields[name] for name in names}
-        await act(web, person, **(given if body is None else {"body": _body(body, **given)}))
+        await act(call, **(given if body is None else {"body": _body(body, **given)}))
         return says.format(**given)
 
     return handle
 
 
-async def _silence(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
+async def _silence(call: request_state.RestCall, fields: Given) -> str:
     for_s = units.parse_duration_s(fields["for"])
     body = _body(alerts.SilenceBody, covers=fields["covers"], for_s=for_s, reason=fields.get("reason", ""))
-    await alerts.silence(web, person, body=body)
+    await alerts.silence(call, body=body)
     return f"Silenced for {fields['for']}: {body.covers}"
 
 
-async def _execute(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
+async def _execute(call: request_state.RestCall, fields: Given) -> str:
     body = _body(
         resources.ExecuteBody, operation=fields["operation"], arguments=pairs(fields.get("arguments", ""))
     )
-    result = await resources.execute(web, person, fields["name"], body)
+    result = await resources.execute(call, fields["name"], body)
     return f"{body.operation} on {fields['name']}: {_shown(result)}"
 
 
-async def _apply(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
-    result = await resources.apply(web, person, _body(resources.ManifestBody, manifest=fields["manifest"]))
+async def _apply(call: request_state.RestCall, fields: Given) -> str:
+    result = await resources.apply(call, _body(resources.ManifestBody, manifest=fields["manifest"]))
     return f"Applied: {_shown(result)}"
 
 
@@ -97,7 +94,7 @@ def _shown(result: object) -> str:
     return msgspec.json.encode(complete.builtins(result)).decode()[:600]
 
 
-async def _put_context(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
+async def _put_context(call: request_state.RestCall, fields: Given) -> str:
     version, expires_at_ms = fields.get("version", ""), fields.get("expires_at_ms", "")
     if not re.fullmatch(r"[0-9]{0,18}", expires_at_ms):
         raise errors.InvalidInput(f"expires_at_ms: {expires_at_ms[:40]!r} is not a time")
@@ -108,11 +105,11 @@ async def _put_context(web: request_state.WebState, person: sessions.LoginSessio
         attributes=pairs(fields.get("attributes", "")),
         lease_s=lease_s,
     )
-    await contexts.put_context(web, person, fields["key"], body, f'"{version}"' if version else None)
+    await contexts.put_context(call, fields["key"], body, f'"{version}"' if version else None)
     return f"Written: {fields['key']}"
 
 
-async def _send(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
+async def _send(call: request_state.RestCall, fields: Given) -> str:
     event = _body(notifications.EventBody, type=fields["type"], content=pairs(fields.get("content", "")))
     body = _body(
         notifications.SendBody,
@@ -120,28 +117,28 @@ async def _send(web: request_state.WebState, person: sessions.LoginSession, fiel
         event=event,
         durable="durable" in fields,
     )
-    await notifications.send(web, person, body)
+    await notifications.send(call, body)
     return f"Sent: {event.type} to {body.address}"
 
 
-async def _purge(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
-    await queues.purge(web, person, fields["name"], fields.get("selector", ""))
+async def _purge(call: request_state.RestCall, fields: Given) -> str:
+    await queues.purge(call, fields["name"], fields.get("selector", ""))
     return f"Purged: {fields['name']}"
 
 
-async def _move(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
+async def _move(call: request_state.RestCall, fields: Given) -> str:
     body = _body(queues.MoveBody, to=fields.get("to") or None, limit=1000)
-    await queues.move(web, person, fields["name"], body)
+    await queues.move(call, fields["name"], body)
     return f"Moved the messages of {fields['name']} to {body.to or 'their original destinations'}"
 
 
-async def _set_login(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
+async def _set_login(call: request_state.RestCall, fields: Given) -> str:
     body = _body(access.LoginBody, password=fields["password"], role=fields.get("role", "viewer"))
-    await access.set_login(web, person, fields["name"], body)
+    await access.set_login(call, fields["name"], body)
     return f"{fields['name']} can log in as {body.role.value}"
 
 
-async def _create_token(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
+async def _create_token(call: request_state.RestCall, fields: Given) -> str:
     lifetime = fields.get("lifetime", "").strip()
     body = _body(
         access.TokenBody,
@@ -150,7 +147,7 @@ async def _create_token(web: request_state.WebState, person: sessions.LoginSessi
         description=fields.get("description", ""),
         lifetime_s=units.parse_duration_s(lifetime) if lifetime else None,
     )
-    made = await access.issue_token(web, person, body)
+    made = await access.issue_token(call.web, call.person, body)
     return f"Copy the token now, it is not shown again: {made.token}"
 
 

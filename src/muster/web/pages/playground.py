@@ -6,7 +6,7 @@ from muster.notify import models as models_
 from muster.notify import operations, protocol
 from muster.predicates import types
 from muster.predicates.analysis import explanation
-from muster.web.components import page, widgets
+from muster.web.components import page, records, widgets
 from muster.web.components.html import Child, Markup, join, tag
 from muster.web.pages import forms
 from muster.web.rest import notifications
@@ -58,9 +58,10 @@ def playground(request: page.PageRequest) -> page.DashboardPage:
         if not address:
             return widgets.empty("Near misses: receivers that fail exactly one condition.")
         result = await source.who(address, event=event(), sender=sender, limit=SHOWN)
-        return widgets.table(
-            ["Party", "Reason"],
-            [[miss.receiver, "; ".join(miss.why)] for miss in result.near],
+        return records.table(
+            result.near,
+            ("receiver", "why"),
+            cells={"why": lambda miss: "; ".join(miss.why)},
             label="Near misses",
             none="There are no near misses.",
         )
@@ -141,19 +142,11 @@ def playground(request: page.PageRequest) -> page.DashboardPage:
 
     async def receivers() -> Markup:
         result = await source.receivers("", limit=20)
-        rows: list[list[Child]] = [
-            [
-                receiver_.receiver,
-                receiver_.model,
-                ", ".join(f"{key} = {value}" for key, value in receiver_.state.items()),
-                tag("code", receiver_.policy),
-            ]
-            for receiver_ in result.receivers
-        ]
         return join(
-            widgets.table(
-                ["Receiver", "Model", "State", "Policy"],
-                rows,
+            records.table(
+                result.receivers,
+                operations.RECEIVERS.columns,
+                cells={"policy": lambda row: tag("code", row.policy)},
                 label="Receivers",
                 none=widgets.empty(
                     "There are no receivers.",
@@ -164,13 +157,10 @@ def playground(request: page.PageRequest) -> page.DashboardPage:
         )
 
     async def models() -> Markup:
-        rows: list[list[Child]] = [
-            [model.name, model.of, _described(model.attributes)]
-            for model in (await source.read(operations.MODELS))[:100]
-        ]
-        return widgets.table(
-            ["Model", "Of", "Attributes"],
-            rows,
+        return records.table(
+            (await source.read(operations.MODELS))[:100],
+            operations.MODELS.columns,
+            cells={"attributes": lambda model: _described(model.attributes)},
             label="Models",
             none=widgets.empty(
                 "No model is defined.", join("Define models: ", tag("code", "muster notify define web.yaml"))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 
-from muster.message import destinations
-from muster.web.components import charts, page, widgets
-from muster.web.components.html import Child, Markup, join, tag
+from muster.message import destinations, listings, messages
+from muster.web.components import charts, page, records, widgets
+from muster.web.components.html import Markup, join, tag
+from muster.web.data import rows
 from muster.web.rest import base
 
 SHOWN = 50
-REASON = "JMS_MUSTER_DEAD_REASON"
-FROM = "JMS_MUSTER_DEAD_FROM"
 
 
 def queues(request: page.PageRequest) -> page.DashboardPage:
@@ -20,22 +19,13 @@ def queues(request: page.PageRequest) -> page.DashboardPage:
     async def all_queues() -> Markup:
         queues_ = await source.queues(request.person)
         deepest = max((row.depth for row in queues_), default=1) or 1
-        rows: list[list[Child]] = [
-            [
-                widgets.link(row.queue, "/queue", name=row.queue),
-                f"{row.depth:,}",
-                charts.bar(row.depth / deepest, look="busy"),
-                row.consumers,
-                f"{row.in_flight:,}",
-                f"{row.delivered:,}",
-                f"{row.expired:,}",
-                f"{row.rejected:,}",
-            ]
-            for row in queues_[:500]
-        ]
-        return widgets.table(
-            ["Queue", "#Waiting", "", "#Consumers", "#In flight", "#Delivered", "#Expired", "#Rejected"],
-            rows,
+        return records.table(
+            queues_[:500],
+            listings.QUEUES,
+            cells={
+                "queue": lambda row: widgets.link(row.queue, "/queue", name=row.queue),
+                "": lambda row: charts.bar(row.depth / deepest, look="busy"),
+            },
             label="Queues",
             none=widgets.empty(
                 "There are no queues.",
@@ -44,26 +34,13 @@ def queues(request: page.PageRequest) -> page.DashboardPage:
         )
 
     async def subscriptions() -> Markup:
-        rows: list[list[Child]] = [
-            [
-                subscription.subscription,
-                subscription.identity,
-                subscription.client_id or "shared",
-                subscription.topic,
-                tag("code", subscription.selector or ""),
-                subscription.consumers,
-                f"{subscription.waiting:,}",
-                f"{subscription.behind:,}",
-                f"{subscription.matched:,}",
-            ]
-            for subscription in (await source.subscriptions())[:500]
-        ]
-        return widgets.table(
-            [
-                *("Subscription", "Identity", "Client", "Topic", "Selector"),
-                *("#Consumers", "#Waiting", "#Behind", "#Matched"),
-            ],
-            rows,
+        return records.table(
+            (await source.subscriptions())[:500],
+            listings.SUBSCRIPTIONS,
+            cells={
+                "client_id": lambda row: row.client_id or "shared",
+                "selector": lambda row: tag("code", row.selector or ""),
+            },
             label="Durable subscriptions",
             none="There are no durable subscriptions.",
         )
@@ -72,15 +49,17 @@ def queues(request: page.PageRequest) -> page.DashboardPage:
         letters, _ = await source.browse(
             request.person, destinations.DEAD_LETTERS, selector=None, after=0, limit=SHOWN
         )
-        rows: list[list[Child]] = [
-            [
-                widgets.moment(letter.timestamp_ms),
-                str(letter.properties.get(FROM, "")),
-                str(letter.properties.get(REASON, "")),
-                tag("code", _short(letter.body)),
-            ]
-            for letter in letters
-        ]
+        table = records.table(
+            letters,
+            ("timestamp_ms", *listings.DEAD_LETTERS),
+            cells={
+                "from": lambda letter: str(letter.properties.get(messages.DEAD_FROM, "")),
+                "reason": lambda letter: str(letter.properties.get(messages.DEAD_REASON, "")),
+                "body": _body,
+            },
+            label="Dead letters",
+            none="There are no dead letters.",
+        )
         again = (
             widgets.action_button(
                 request,
@@ -92,12 +71,7 @@ def queues(request: page.PageRequest) -> page.DashboardPage:
             if letters
             else None
         )
-        return join(
-            widgets.table(
-                ["Sent", "From", "Why", "Body"], rows, label="Dead letters", none="There are no dead letters."
-            ),
-            again,
-        )
+        return join(table, again)
 
     return page.DashboardPage(
         "Queues",
@@ -122,25 +96,15 @@ def queue(request: page.PageRequest) -> page.DashboardPage:
             after=base.number(request.parameter("after")),
             limit=SHOWN,
         )
-        rows: list[list[Child]] = [
-            [
-                f"{message.sequence:,}",
-                widgets.moment(message.timestamp_ms),
-                message.type,
-                message.priority,
-                ", ".join(f"{key} = {value}" for key, value in message.properties.items()),
-                tag("code", _short(message.body)),
-            ]
-            for message in browsed
-        ]
         return join(
-            widgets.table(
-                ["#Sequence", "Sent", "Type", "#Priority", "Properties", "Body"],
-                rows,
+            records.table(
+                browsed,
+                ("sequence", "timestamp_ms", *listings.MESSAGES),
+                cells={"body": _body},
                 label="Messages",
                 none="The queue has no matching messages.",
             ),
-            widgets.pages(request, next_, shown=len(rows)),
+            widgets.pages(request, next_, shown=len(browsed)),
         )
 
     acts = tag(
@@ -172,6 +136,7 @@ def queue(request: page.PageRequest) -> page.DashboardPage:
     )
 
 
-def _short(body: object) -> str:
+def _body(message: rows.BrowsedMessage) -> Markup:
+    body = message.body
     text = body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)
-    return text if len(text) <= 200 else text[:199] + "…"
+    return tag("code", text if len(text) <= 200 else text[:199] + "…")

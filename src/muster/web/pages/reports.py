@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from muster.core.reports import columns
-from muster.web.components import charts, page, widgets
+from muster.web.components import charts, page, records, widgets
 from muster.web.components.html import Child, Markup, join, tag
 
 STATES = ("", "up", "late", "stale", "unknown", "down", "failed", "draining", "starting")
@@ -47,22 +47,15 @@ def tree(request: page.PageRequest) -> page.DashboardPage:
         if not summary.groups:
             source.require_connection()
         largest = max((row.machines for row in summary.groups), default=1)
-        rows: list[list[Child]] = [
-            [
-                widgets.link(row.group, "/group", name=row.group),
-                f"{row.machines:,}",
-                charts.bar(row.machines / largest),
-                f"{row.states.get('stale', 0):,}",
-                _unwell(row.states),
-                widgets.percent(row.cpu_percent),
-                widgets.percent(row.memory_percent),
-                widgets.seconds(row.oldest_s),
-            ]
-            for row in summary.groups[:200]
-        ]
-        return widgets.table(
-            ["Group", "#Machines", "", "#Stale", "Unhealthy", "#CPU", "#Memory", "#Oldest report"],
-            rows,
+        return records.table(
+            summary.groups[:200],
+            ("group", "machines", "cpu_percent", "memory_percent", "oldest_s"),
+            cells={
+                "group": lambda row: widgets.link(row.group, "/group", name=row.group),
+                "": lambda row: charts.bar(row.machines / largest),
+                "#stale": lambda row: f"{row.states.get('stale', 0):,}",
+                "unhealthy": lambda row: _unwell(row.states),
+            },
             label="Groups",
             none="There are no groups yet.",
         )
@@ -100,24 +93,17 @@ def _machines(request: page.PageRequest, group: str) -> page.PageSection:
         )
         if not rows:
             request.web.source.require_connection()
-        made: list[list[Child]] = [
-            [
-                widgets.link(row.machine, "/node", name=row.machine),
-                widgets.link(row.group, "/group", name=row.group),
-                row.zone,
-                widgets.badge(row.state),
-                widgets.seconds(row.age_s),
-                widgets.percent(row.cpu_percent),
-                widgets.percent(row.memory_percent),
-                widgets.number(row.load_1m, 2),
-                row.services,
-            ]
-            for row in rows
-        ]
         return join(
-            widgets.table(
-                ["Machine", "Group", "Zone", "State", "#Age", "#CPU", "#Memory", "#Load", "#Services"],
-                made,
+            records.table(
+                rows,
+                (
+                    *("machine", "group", "zone", "state", "age_s", "cpu_percent", "memory_percent"),
+                    *("load_1m", "services"),
+                ),
+                cells={
+                    "machine": lambda row: widgets.link(row.machine, "/node", name=row.machine),
+                    "group": lambda row: widgets.link(row.group, "/group", name=row.group),
+                },
                 label="Machines",
                 none="No machine matches.",
             ),

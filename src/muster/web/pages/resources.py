@@ -8,8 +8,8 @@ import time
 import msgspec
 
 from muster.manage import operations
-from muster.web.components import charts, page, widgets
-from muster.web.components.html import Child, Markup, join, tag
+from muster.web.components import charts, page, records, widgets
+from muster.web.components.html import Markup, join, tag
 
 SHOWN = 50
 TIMELINE_S = 3600.0
@@ -31,36 +31,15 @@ def resources(request: page.PageRequest) -> page.DashboardPage:
 
     async def rows() -> Markup:
         result = await source.resources(where=where, after=request.parameter("after"), limit=SHOWN)
-        made: list[list[Child]] = [
-            [
-                widgets.link(row.name, "/resource", name=row.name),
-                widgets.badge(row.state),
-                row.desired,
-                f"{row.restarts:,}",
-                join(widgets.moment(row.since_ms)),
-                row.reason or row.drift,
-                row.type,
-                row.group,
-                row.agent,
-                row.manager or "–",
-            ]
-            for row in result.items
-        ]
-        head = [
-            "Resource",
-            "State",  # visible on a narrow screen
-            "Desired",
-            "#Restarts",
-            "Since",
-            "Reason",
-            "Type",
-            "Group",
-            "Agent",
-            "Manager",
-        ]
         return join(
-            widgets.table(head, made, label="Resources", none="No resource matches."),
-            widgets.pages(request, result.next, shown=len(made)),
+            records.table(
+                result.items,
+                operations.RESOURCES.columns,
+                cells={"name": lambda row: widgets.link(row.name, "/resource", name=row.name)},
+                label="Resources",
+                none="No resource matches.",
+            ),
+            widgets.pages(request, result.next, shown=len(result.items)),
         )
 
     form = Markup("")
@@ -176,21 +155,18 @@ def managers(request: page.PageRequest) -> page.DashboardPage:
     async def who() -> Markup:
         listed = await source.read(operations.MANAGERS)
         most = max((manager.resources for manager in listed), default=1) or 1
-        rows: list[list[Child]] = [
-            [
-                manager.name,
-                widgets.badge(
+        return records.table(
+            listed,
+            operations.MANAGERS.columns,
+            cells={
+                "resources": lambda manager: widgets.link(
+                    f"{manager.resources:,}", "/resources", where=f"manager = '{manager.name}'"
+                ),
+                "": lambda manager: charts.bar(manager.resources / most, look="good"),
+                "state": lambda manager: widgets.badge(
                     "draining" if manager.leaving else "up" if manager.expires_in_s > 0 else "late"
                 ),
-                widgets.link(f"{manager.resources:,}", "/resources", where=f"manager = '{manager.name}'"),
-                charts.bar(manager.resources / most, look="good"),
-                widgets.seconds(max(0.0, manager.expires_in_s)),
-            ]
-            for manager in listed
-        ]
-        return widgets.table(
-            ["Manager", "State", "#Resources", "", "#Lease expires in"],
-            rows,
+            },
             label="Managers",
             none=widgets.empty("There is no manager.", "Set manage.enabled in the domain's settings."),
         )
@@ -241,20 +217,9 @@ def managers(request: page.PageRequest) -> page.DashboardPage:
 
     async def agents() -> Markup:
         listed = await source.read(operations.AGENTS)
-        rows: list[list[Child]] = [
-            [
-                agent.name,
-                widgets.badge(agent.state) if agent.state else "",
-                f"{agent.resources:,}",
-                agent.zone,
-                "no more" if agent.cordoned else "new resources",
-                ", ".join(agent.types),
-            ]
-            for agent in listed[:100]
-        ]
-        return widgets.table(
-            ["Agent", "State", "#Resources", "Zone", "Takes", "Types"],
-            rows,
+        return records.table(
+            listed[:100],
+            (*operations.AGENTS.columns, "types"),
             label="Agents",
             none="There are no agents yet.",
         )
@@ -271,21 +236,12 @@ def managers(request: page.PageRequest) -> page.DashboardPage:
 
 
 def recent_decisions(request: page.PageRequest, *, target: str) -> Markup:
-    records = [
+    records_ = [
         record for record in reversed(request.web.source.decisions) if target in record.target.split(", ")
     ][:20]
-    return widgets.table(
-        ["When", "Who", "What", "Outcome", "Why"],
-        [
-            [
-                widgets.moment(record.at_ms),
-                record.who,
-                record.what,
-                widgets.badge(record.outcome.value),
-                record.why,
-            ]
-            for record in records
-        ],
+    return records.table(
+        records_,
+        ("at_ms", "who", "what", "outcome", "why"),
         label="Decisions",
         none="There are no recent records.",
     )

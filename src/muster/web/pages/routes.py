@@ -372,7 +372,7 @@ async def submit_form(request: Request, act: str) -> Response:
     back = _within(fields.pop("back", "/"))
     web = request_state.state_of(request)
     try:
-        result = await forms.run_form(web, session, act, fields)
+        result = await forms.run_form(request_state.RestCall(web, session), act, fields)
     except errors.MusterError as error:
         result = f"Failed: {error.message}" + (f" ({error.hint})" if error.hint else "")
     response = RedirectResponse(back, status_code=303)

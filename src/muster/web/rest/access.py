@@ -80,8 +80,8 @@ async def issue_token(
     "List your API tokens; for an admin, those of all logins",
     key=("created_at", "id"),
 )
-async def list_tokens(web: request_state.Web, person: request_state.Person) -> list[tokens.TokenRow]:
-    return [record.row for record in await tokens_of(web, person)]
+async def list_tokens(call: request_state.Call) -> list[tokens.TokenRow]:
+    return [record.row for record in await tokens_of(call.web, call.person)]
 
 
 async def tokens_of(web: request_state.WebState, person: sessions.LoginSession) -> list[tokens.TokenRecord]:
@@ -90,50 +90,50 @@ async def tokens_of(web: request_state.WebState, person: sessions.LoginSession) 
 
 
 @route.of(router, "DELETE /tokens/current", "Revoke the token of this request")
-async def end_token(web: request_state.Web, person: request_state.Person) -> None:
-    if person.kind is sessions.TokenKind.TOKEN:
-        await revoke_token(web, person, person.id)
+async def end_token(call: request_state.Call) -> None:
+    if call.person.kind is sessions.TokenKind.TOKEN:
+        await revoke_token(call, call.person.id)
     else:
-        await web.logins.end(person)
+        await call.web.logins.end(call.person)
 
 
 @route.of(router, "DELETE /tokens/{id}", "Revoke an API token: your own, or as an admin any")
-async def revoke_token(web: request_state.Web, person: request_state.Person, id: TokenId) -> None:
+async def revoke_token(call: request_state.Call, id: TokenId) -> None:
     """A token revokes itself, and those with at most its own role unless its scopes permit only reading."""
-    if id != person.id and scopes.is_read_only("access", person):
+    if id != call.person.id and scopes.is_read_only("access", call.person):
         raise errors.Forbidden(
-            f"this token is limited to {', '.join(person.scopes)}",
+            f"this token is limited to {', '.join(call.person.scopes)}",
             hint="create a token with the scope access",
         )
 
     async def revoke() -> None:
-        owner = None if person.role is sessions.WebRole.ADMIN else person.name
-        limited = person.kind is sessions.TokenKind.TOKEN and id != person.id
+        owner = None if call.person.role is sessions.WebRole.ADMIN else call.person.name
+        limited = call.person.kind is sessions.TokenKind.TOKEN and id != call.person.id
         await asyncio.to_thread(
-            web.logins.tokens.revoke, id, owner=owner, role_max=person.role if limited else None
+            call.web.logins.tokens.revoke, id, owner=owner, role_max=call.person.role if limited else None
         )
-        await web.actions.record(
-            person.name, "revoke-token", id, "", messages.DecisionOutcome.DONE, kind=person.kind
+        await call.web.actions.record(
+            call.person.name, "revoke-token", id, "", messages.DecisionOutcome.DONE, kind=call.person.kind
         )
 
-    await web.actions.finish(revoke())
+    await call.web.actions.finish(revoke())
 
 
 @route.of(router, "GET /me", "The authenticated user")
-async def me(web: request_state.Web, person: request_state.Person) -> rows.CurrentUser:
+async def me(call: request_state.Call) -> rows.CurrentUser:
     return rows.CurrentUser(
-        name=person.name,
-        role=person.role.value,
-        kind=person.kind.value,
-        until=person.until,
-        scopes=list(person.scopes),
+        name=call.person.name,
+        role=call.person.role.value,
+        kind=call.person.kind.value,
+        until=call.person.until,
+        scopes=list(call.person.scopes),
     )
 
 
 @route.of(router, "GET /logins", "List logins and their roles", key=("name",))
-async def logins(web: request_state.Web, person: request_state.Person) -> list[rows.LoginRow]:
-    actions.require_role(person, sessions.WebRole.ADMIN, "list logins")
-    return await asyncio.to_thread(listed, web)
+async def logins(call: request_state.Call) -> list[rows.LoginRow]:
+    actions.require_role(call.person, sessions.WebRole.ADMIN, "list logins")
+    return await asyncio.to_thread(listed, call.web)
 
 
 def listed(web: request_state.WebState) -> list[rows.LoginRow]:
@@ -151,27 +151,23 @@ def listed(web: request_state.WebState) -> list[rows.LoginRow]:
 
 
 @route.of(router, "PUT /logins/{name}", "Create or change a login")
-async def set_login(
-    web: request_state.Web, person: request_state.Person, name: LoginName, body: LoginBody
-) -> None:
+async def set_login(call: request_state.Call, name: LoginName, body: LoginBody) -> None:
     async def act(_: Any) -> None:
         viewer = body.role is sessions.WebRole.VIEWER
         await asyncio.to_thread(
-            web.trust.passwords().set,
+            call.web.trust.passwords().set,
             name,
             roles.Role.VIEWER if viewer else roles.Role.OPERATOR,
             body.password,
             administers=body.role is sessions.WebRole.ADMIN,
         )
 
-    await web.actions.run(person, "set-login", name, act, needs=sessions.WebRole.ADMIN, service_audits=False)
+    await call.run("set-login", name, act, needs=sessions.WebRole.ADMIN, service_audits=False)
 
 
 @route.of(router, "DELETE /logins/{name}", "Revoke a login")
-async def remove_login(web: request_state.Web, person: request_state.Person, name: LoginName) -> None:
+async def remove_login(call: request_state.Call, name: LoginName) -> None:
     async def act(_: Any) -> None:
-        await asyncio.to_thread(web.trust.passwords().remove, name)
+        await asyncio.to_thread(call.web.trust.passwords().remove, name)
 
-    await web.actions.run(
-        person, "remove-login", name, act, needs=sessions.WebRole.ADMIN, service_audits=False
-    )
+    await call.run("remove-login", name, act, needs=sessions.WebRole.ADMIN, service_audits=False)

@@ -16,8 +16,7 @@ router = base.router("activity")
 
 @route.of(router, "GET /activity", "Activity log: who did what, newest first")
 async def activity(
-    web: request_state.Web,
-    person: request_state.Person,
+    call: request_state.Call,
     who: Annotated[str, Query(max_length=256)] = "",
     what: Annotated[str, Query(max_length=256)] = "",
     target: Annotated[
@@ -25,10 +24,10 @@ async def activity(
     ] = "",
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
-) -> route.Page[messages.Decision]:
-    records = select(web, who=who, what=what, target=target)
+) -> route.RowPage[messages.Decision]:
+    records = select(call.web, who=who, what=what, target=target)
     rows, next_ = base.behind(records, cursor, limit, bus_feed.decision_key)
-    return route.Page(rows, next_, len(records))
+    return route.RowPage(rows, next_, len(records))
 
 
 def select(

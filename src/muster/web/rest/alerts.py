@@ -32,8 +32,8 @@ class SilenceBody(StrictBody):
 
 
 @route.of(router, "GET /alerts", "List unresolved alerts, the most severe first", key=read_model.alert_order)
-async def alerts(web: request_state.Web, person: request_state.Person) -> list[messages.Alert]:
-    return await web.source.alerts()
+async def alerts(call: request_state.Call) -> list[messages.Alert]:
+    return await call.source.alerts()
 
 
 acknowledge = route.operation(router, "POST /alerts/acknowledgements", operations.ACKNOWLEDGE, body=AlertBody)
@@ -51,13 +51,10 @@ route.operation(router, "GET /pipeline/progress", operations.PROGRESS)
 
 @route.of(router, "GET /pipeline/batches", "Micro-batches of the last minutes, newest first")
 async def batches(
-    web: request_state.Web,
-    person: request_state.Person,
-    limit: base.Limit = base.LIMIT,
-    cursor: base.Cursor = "",
-) -> route.Page[protocol.BatchProgress]:
-    newest_first = list(reversed(web.source.batches))
+    call: request_state.Call, limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
+) -> route.RowPage[protocol.BatchProgress]:
+    newest_first = list(reversed(call.source.batches))
     rows, next_ = base.behind(
         newest_first, cursor, limit, lambda reported: f"{reported.at_ms}-{reported.batch}"
     )
-    return route.Page(rows, next_, len(newest_first))
+    return route.RowPage(rows, next_, len(newest_first))

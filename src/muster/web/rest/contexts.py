@@ -12,7 +12,6 @@ from pydantic import Field
 from muster.core import errors
 from muster.inform import client, protocol, rows, service_entries
 from muster.web import request_state
-from muster.web.auth import sessions
 from muster.web.rest import base, route
 from muster.web.rest.base import StrictBody
 
@@ -71,47 +70,32 @@ async def _any(inform: client.InformClient, key: str, if_match: str | None) -> i
     return (await inform.get(key, max_staleness_s=0.0)).version
 
 
-async def _write(
-    web: request_state.WebState,
-    person: sessions.LoginSession,
-    what: str,
-    key: str,
-    if_match: str | None,
-    act: Any,
-) -> Any:
+async def _write(call: request_state.Call, what: str, key: str, if_match: str | None, act: Any) -> Any:
     async def conditionally(bus: Any) -> Any:
         inform = client.InformClient(bus)
         return await act(inform, await _any(inform, key, if_match))
 
-    work = web.actions.run(person, what, key, conditionally, touches="inform", service_audits=False)
+    work = call.run(what, key, conditionally, touches="inform", service_audits=False)
     return await base.conditional(work, if_match)
 
 
 @route.of(router, "GET /contexts", "List the contexts that a predicate selects")
 async def contexts(
-    web: request_state.Web,
-    person: request_state.Person,
-    where: base.Where = "",
-    limit: base.Limit = base.LIMIT,
-    cursor: base.Cursor = "",
+    call: request_state.Call, where: base.Where = "", limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
 ) -> rows.ContextPage:
-    return await web.source.contexts(person, where, limit=limit, after=cursor)
+    return await call.source.contexts(call.person, where, limit=limit, after=cursor)
 
 
 @route.of(router, "GET /contexts/{key:text}", "Read a context")
 async def context(
-    web: request_state.Web, person: request_state.Person, key: Key, max_staleness_s: MaxStaleness = None
+    call: request_state.Call, key: Key, max_staleness_s: MaxStaleness = None
 ) -> route.Versioned[rows.ContextRow]:
-    current = await web.source.context(person, key, max_staleness_s=max_staleness_s)
+    current = await call.source.context(call.person, key, max_staleness_s=max_staleness_s)
     return route.Versioned(rows.context_row(current), current.version)
 
 
 async def _put(
-    web: request_state.Web,
-    person: request_state.Person,
-    key: str,
-    body: ContextBody,
-    if_match: str | None,
+    call: request_state.Call, key: str, body: ContextBody, if_match: str | None
 ) -> protocol.WriteResult:
     data = body.data()
 
@@ -125,59 +109,47 @@ async def _put(
             ack=body.ack,
         )
 
-    written: protocol.WriteResult = await _write(web, person, "put-context", key, if_match, act)
+    written: protocol.WriteResult = await _write(call, "put-context", key, if_match, act)
     return written
 
 
 @route.of(router, "POST /contexts", "Write a context with a generated key", status=201)
-async def new_context(
-    web: request_state.Web, person: request_state.Person, body: ContextBody
-) -> route.Versioned[protocol.WriteResult]:
-    written = await _put(web, person, "", body, None)
+async def new_context(call: request_state.Call, body: ContextBody) -> route.Versioned[protocol.WriteResult]:
+    written = await _put(call, "", body, None)
     return route.Versioned(written, written.version)
 
 
 @route.of(router, "PUT /contexts/{key:text}", "Write a context; with If-Match, only if the version matches")
 async def put_context(
-    web: request_state.Web,
-    person: request_state.Person,
-    key: Key,
-    body: ContextBody,
-    if_match: base.IfMatch = None,
+    call: request_state.Call, key: Key, body: ContextBody, if_match: base.IfMatch = None
 ) -> route.Versioned[protocol.WriteResult]:
-    written = await _put(web, person, key, body, if_match)
+    written = await _put(call, key, body, if_match)
     return route.Versioned(written, written.version)
 
 
 @route.of(router, "DELETE /contexts/{key:text}", "Delete a context")
-async def delete_context(
-    web: request_state.Web, person: request_state.Person, key: Key, if_match: base.IfMatch = None
-) -> None:
+async def delete_context(call: request_state.Call, key: Key, if_match: base.IfMatch = None) -> None:
     async def act(inform: client.InformClient, version: int | None) -> Any:
         return await inform.delete(key, expected_version=version)
 
-    await _write(web, person, "delete-context", key, if_match, act)
+    await _write(call, "delete-context", key, if_match, act)
 
 
 @route.of(router, "GET /context-history/{key:text}", "List the versions of a context, oldest first")
 async def history(
-    web: request_state.Web,
-    person: request_state.Person,
-    key: Key,
-    limit: base.Limit = base.LIMIT,
-    cursor: base.Cursor = "",
+    call: request_state.Call, key: Key, limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
 ) -> rows.ContextHistoryPage:
-    return await web.source.context_history(person, key, after=base.number(cursor), limit=limit)
+    return await call.source.context_history(call.person, key, after=base.number(cursor), limit=limit)
 
 
 @route.of(router, "GET /context-replicas/{key:text}", "List the replicas of a context, the primary first")
-async def replicas(web: request_state.Web, person: request_state.Person, key: Key) -> rows.ReplicaPage:
-    return await web.source.replicas(key)
+async def replicas(call: request_state.Call, key: Key) -> rows.ReplicaPage:
+    return await call.source.replicas(key)
 
 
 @route.of(router, "GET /information-nodes", "List information nodes and their load", key=("node",))
-async def nodes(web: request_state.Web, person: request_state.Person) -> list[protocol.NodeInfo]:
-    return await web.source.information_nodes()
+async def nodes(call: request_state.Call) -> list[protocol.NodeInfo]:
+    return await call.source.information_nodes()
 
 
 # Service entries
@@ -185,33 +157,23 @@ async def nodes(web: request_state.Web, person: request_state.Person) -> list[pr
 
 @route.of(router, "GET /services", "List the service entries that a predicate selects")
 async def entries(
-    web: request_state.Web,
-    person: request_state.Person,
-    where: base.Where = "",
-    limit: base.Limit = base.LIMIT,
-    cursor: base.Cursor = "",
+    call: request_state.Call, where: base.Where = "", limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
 ) -> rows.ServiceEntryPage:
-    return await web.source.entries(person, where, limit=limit, after=cursor)
+    return await call.source.entries(call.person, where, limit=limit, after=cursor)
 
 
 EntryId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_.:-]{1,200}$")]
 
 
 @route.of(router, "GET /services/{id}", "Read a service entry")
-async def entry(
-    web: request_state.Web, person: request_state.Person, id: EntryId
-) -> route.Versioned[rows.ServiceEntryRow]:
-    current = await web.source.entry(person, id)
+async def entry(call: request_state.Call, id: EntryId) -> route.Versioned[rows.ServiceEntryRow]:
+    current = await call.source.entry(call.person, id)
     return route.Versioned(current, current.version)
 
 
 @route.of(router, "PUT /services/{id}", "Save a service entry")
 async def put_entry(
-    web: request_state.Web,
-    person: request_state.Person,
-    id: EntryId,
-    body: ServiceEntryBody,
-    if_match: base.IfMatch = None,
+    call: request_state.Call, id: EntryId, body: ServiceEntryBody, if_match: base.IfMatch = None
 ) -> route.Versioned[rows.ServiceEntryRow]:
     made = service_entries.ServiceEntry(
         id=id,
@@ -227,15 +189,13 @@ async def put_entry(
             made, lease_s=body.lease_s, expected_version=version
         )
 
-    saved = await _write(web, person, "save-service", service_entries.PREFIX + id, if_match, act)
+    saved = await _write(call, "save-service", service_entries.PREFIX + id, if_match, act)
     return route.Versioned(rows.entry_row(saved), saved.version)
 
 
 @route.of(router, "DELETE /services/{id}", "Delete a service entry")
-async def delete_entry(
-    web: request_state.Web, person: request_state.Person, id: EntryId, if_match: base.IfMatch = None
-) -> None:
+async def delete_entry(call: request_state.Call, id: EntryId, if_match: base.IfMatch = None) -> None:
     async def act(inform: client.InformClient, version: int | None) -> Any:
         return await inform.delete(service_entries.PREFIX + id, expected_version=version)
 
-    await _write(web, person, "delete-service", service_entries.PREFIX + id, if_match, act)
+    await _write(call, "delete-service", service_entries.PREFIX + id, if_match, act)

@@ -124,11 +124,10 @@ async def _with_beats(frames: AsyncIterator[bytes], request: Request) -> Any:
 @router.get("/watch/{what}", summary="Watch changes", **STREAM)
 async def watch(
     request: Request,
-    web: request_state.Web,
-    person: request_state.Person,
+    call: request_state.Call,
     what: Literal["resources", "alerts", "pipeline", "activity", "budgets"],
 ) -> StreamingResponse:
-    bus = web.source.link.bus
+    bus = call.source.link.bus
     subject, kind = _WATCHED[what]
 
     async def changes() -> AsyncIterator[bytes]:
@@ -137,14 +136,13 @@ async def watch(
                 with contextlib.suppress(errors.InvalidInput, errors.LimitExceeded):
                     yield event(messages.decode(message.data, kind), name=what)
 
-    return stream(request, person, changes)
+    return stream(request, call.person, changes)
 
 
 @router.get("/watch-context/{key:text}", summary="Watch the changes of a context", **STREAM)
 async def watch_context(
     request: Request,
-    web: request_state.Web,
-    person: request_state.Person,
+    call: request_state.Call,
     key: Annotated[str, Path(min_length=1, max_length=512)],
     after_version: Annotated[int, base.Query(ge=0, le=(1 << 53) - 1)] = 0,
     last_event_id: Annotated[
@@ -154,7 +152,7 @@ async def watch_context(
     after = base.number(last_event_id) or after_version  # a browser that reconnects sends its last event
 
     async def changes() -> AsyncIterator[bytes]:
-        async for change in web.source.watch(person, key, after_version=after):
+        async for change in call.source.watch(call.person, key, after_version=after):
             yield event(rows.change_row(change), name="context", id=str(change.version))
 
-    return stream(request, person, changes)
+    return stream(request, call.person, changes)

@@ -61,45 +61,42 @@ def send_of(event: EventBody, *, address: str, sender: str) -> protocol.SendEven
 
 @route.of(router, "GET /receivers", operations.RECEIVERS.help)
 async def receivers(
-    web: request_state.Web,
-    person: request_state.Person,
+    call: request_state.Call,
     where: base.Where = "",
     prefix: Annotated[str, Query(max_length=300, description="Prefix of the names.")] = "",
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
-) -> route.Page[rows.ReceiverRow]:
-    result = await web.source.receivers(where, prefix=prefix, after=cursor, limit=limit)
-    return route.Page(result.receivers, result.next, result.count)
+) -> route.RowPage[rows.ReceiverRow]:
+    result = await call.source.receivers(where, prefix=prefix, after=cursor, limit=limit)
+    return route.RowPage(result.receivers, result.next, result.count)
 
 
 route.operation(router, "GET /models", operations.MODELS, as_="models", key=("of", "name"))
 
 
 @route.of(router, "POST /notify/who", "Find the receivers an event would reach, and near misses")
-async def who(web: request_state.Web, person: request_state.Person, body: MatchBody) -> rows.ReceiverMatches:
-    sender = body.sender or f"{person.name}/{PARTICIPANT}"
+async def who(call: request_state.Call, body: MatchBody) -> rows.ReceiverMatches:
+    sender = body.sender or f"{call.person.name}/{PARTICIPANT}"
     event = (
         send_of(body.event, address=body.address, sender=sender.partition("/")[2] or PARTICIPANT)
         if body.event
         else None
     )
-    return await web.source.who(body.address, event=event, sender=sender, limit=body.limit)
+    return await call.source.who(body.address, event=event, sender=sender, limit=body.limit)
 
 
 @route.of(router, "POST /notify/explain", "Explain why an event would or would not reach a receiver")
-async def explain(
-    web: request_state.Web, person: request_state.Person, body: ExplainBody
-) -> rows.DeliveryExplanation:
-    sender = body.sender or f"{person.name}/{PARTICIPANT}"
+async def explain(call: request_state.Call, body: ExplainBody) -> rows.DeliveryExplanation:
+    sender = body.sender or f"{call.person.name}/{PARTICIPANT}"
     event = send_of(body.event, address=body.address, sender=sender.partition("/")[2] or PARTICIPANT)
-    return await web.source.explain(event, sender=sender, receiver=body.receiver)
+    return await call.source.explain(event, sender=sender, receiver=body.receiver)
 
 
 route.operation(router, "POST /notify/check", operations.CHECK, body=PolicyBody)
 
 
 @route.of(router, "POST /notify/events", "Send an event", status=202)
-async def send(web: request_state.Web, person: request_state.Person, body: SendBody) -> web_rows.SentEvent:
+async def send(call: request_state.Call, body: SendBody) -> web_rows.SentEvent:
     made = send_of(body.event, address=body.address, sender=body.sender)
 
     async def act(bus: Any) -> str:
@@ -113,7 +110,7 @@ async def send(web: request_state.Web, person: request_state.Person, body: SendB
                 timeout_s=10.0,
             )
 
-    sent = await web.actions.run(
-        person, "notify", f"{made.type} to {body.address}", act, touches="notify", service_audits=False
+    sent = await call.run(
+        "notify", f"{made.type} to {body.address}", act, touches="notify", service_audits=False
     )
-    return web_rows.SentEvent(id=sent, sender=f"{person.name}/{body.sender}")
+    return web_rows.SentEvent(id=sent, sender=f"{call.person.name}/{body.sender}")

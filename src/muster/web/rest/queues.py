@@ -10,7 +10,6 @@ from pydantic import Field
 from muster.core import errors
 from muster.message import destinations, listings, protocol
 from muster.web import request_state
-from muster.web.auth import sessions
 from muster.web.data import dispatcher_calls, rows
 from muster.web.rest import base, route
 from muster.web.rest.base import StrictBody
@@ -28,8 +27,8 @@ class MoveBody(StrictBody):
 
 
 @route.of(router, "GET /queues", "List queues with their depth and consumers", key=("queue",))
-async def queues(web: request_state.Web, person: request_state.Person) -> list[listings.QueueRow]:
-    return await web.source.queues(person)
+async def queues(call: request_state.Call) -> list[listings.QueueRow]:
+    return await call.source.queues(call.person)
 
 
 def _subscription(row: listings.SubscriptionRow) -> tuple[str, str, str]:
@@ -37,50 +36,42 @@ def _subscription(row: listings.SubscriptionRow) -> tuple[str, str, str]:
 
 
 @route.of(router, "GET /subscriptions", "List durable subscriptions", key=_subscription)
-async def subscriptions(
-    web: request_state.Web, person: request_state.Person
-) -> list[listings.SubscriptionRow]:
-    return await web.source.subscriptions()
+async def subscriptions(call: request_state.Call) -> list[listings.SubscriptionRow]:
+    return await call.source.subscriptions()
 
 
 @route.of(router, "GET /queues/{name:path}/messages", "Browse the messages of a queue without removing them")
 async def browse(
-    web: request_state.Web,
-    person: request_state.Person,
+    call: request_state.Call,
     name: Queue,
     selector: Selector = "",
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
-) -> route.Page[rows.BrowsedMessage]:
-    return route.Page(
-        *await web.source.browse(person, name, selector=selector, after=base.number(cursor), limit=limit)
+) -> route.RowPage[rows.BrowsedMessage]:
+    return route.RowPage(
+        *await call.source.browse(
+            call.person, name, selector=selector, after=base.number(cursor), limit=limit
+        )
     )
 
 
 @route.of(router, "DELETE /queues/{name:path}/messages", "Discard the messages of a queue")
-async def purge(
-    web: request_state.Web, person: request_state.Person, name: Queue, selector: Selector = ""
-) -> rows.QueuePurged:
+async def purge(call: request_state.Call, name: Queue, selector: Selector = "") -> rows.QueuePurged:
     request = protocol.PurgeQueue(name, selector or None)
-    return rows.QueuePurged(queue=name, purged=await _run(web, person, "purge", f"queue:{name}", request))
+    return rows.QueuePurged(queue=name, purged=await _run(call, "purge", f"queue:{name}", request))
 
 
 @route.of(router, "POST /queues/{name:path}/moves", "Move the messages of a queue to another destination")
-async def move(
-    web: request_state.Web, person: request_state.Person, name: Queue, body: MoveBody
-) -> rows.QueueMoved:
+async def move(call: request_state.Call, name: Queue, body: MoveBody) -> rows.QueueMoved:
     request = protocol.MoveMessages(name, body.to, body.selector, body.limit)
-    return rows.QueueMoved(queue=name, moved=await _run(web, person, "move", f"queue:{name}", request))
+    return rows.QueueMoved(queue=name, moved=await _run(call, "move", f"queue:{name}", request))
 
 
 @route.of(router, "GET /dead-letters", "List undeliverable messages and the reasons")
 async def dead_letters(
-    web: request_state.Web,
-    person: request_state.Person,
-    limit: base.Limit = base.LIMIT,
-    cursor: base.Cursor = "",
-) -> route.Page[rows.BrowsedMessage]:
-    return await browse(web, person, destinations.DEAD_LETTERS, "", limit, cursor)
+    call: request_state.Call, limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
+) -> route.RowPage[rows.BrowsedMessage]:
+    return await browse(call, destinations.DEAD_LETTERS, "", limit, cursor)
 
 
 @route.of(
@@ -90,35 +81,28 @@ async def dead_letters(
     key=("delivery_time_ms", "number"),
 )
 async def scheduled(
-    web: request_state.Web,
-    person: request_state.Person,
+    call: request_state.Call,
     destination: Annotated[
         str, Query(max_length=300, description="`queue:NAME` or a topic. Empty: all.")
     ] = "",
 ) -> list[listings.ScheduledRow]:
-    return await web.source.scheduled(person, destination or None)
+    return await call.source.scheduled(call.person, destination or None)
 
 
 @route.of(router, "DELETE /scheduled-messages/{number}", "Cancel a message before its delivery time")
 async def cancel_scheduled(
-    web: request_state.Web, person: request_state.Person, number: Annotated[int, Path(ge=1)]
+    call: request_state.Call, number: Annotated[int, Path(ge=1)]
 ) -> rows.ScheduledCancelled:
-    if not await _run(web, person, "cancel", f"scheduled:{number}", protocol.CancelScheduled(number)):
+    if not await _run(call, "cancel", f"scheduled:{number}", protocol.CancelScheduled(number)):
         raise errors.NotFound(f"there is no scheduled message {number}: it was delivered or cancelled")
     return rows.ScheduledCancelled(number=number)
 
 
-async def _run(
-    web: request_state.WebState,
-    person: sessions.LoginSession,
-    what: str,
-    target: str,
-    request: protocol.DispatcherRequest,
-) -> int:
+async def _run(call: request_state.Call, what: str, target: str, request: protocol.DispatcherRequest) -> int:
     """The number of messages that the request concerned."""
 
     async def act(bus: Any) -> int:
         reply = await dispatcher_calls.call(bus, protocol.request_subject, request, timeout_s=30.0)
         return reply.count
 
-    return await web.actions.run(person, what, target, act, touches="message")
+    return await call.run(what, target, act, touches="message")

@@ -39,66 +39,61 @@ class PastTime:
     window_s: Window = 60.0
 
     async def report(
-        self, web: request_state.WebState, scope: str, name: str, current: Callable[[], Awaitable[T]]
+        self, call: request_state.RestCall, scope: str, name: str, current: Callable[[], Awaitable[T]]
     ) -> T:
         """The report at that time, else the current one."""
         if self.at is None:
             return await current()
-        return cast(T, await web.source.report_at(scope, name, self.at, self.window_s))
+        return cast(T, await call.source.report_at(scope, name, self.at, self.window_s))
 
 
 Past = Annotated[PastTime, Depends()]
 
 
 @route.of(router, "GET /overview", "Summary of the fleet: counts, staleness, throughput, alerts")
-async def overview(web: request_state.Web, person: request_state.Person) -> rows_.FleetOverview:
-    return await web.source.overview()
+async def overview(call: request_state.Call) -> rows_.FleetOverview:
+    return await call.source.overview()
 
 
 @route.of(router, "GET /reports/system", "Report of the system")
-async def system(
-    web: request_state.Web, person: request_state.Person, past: Past
-) -> reports_columns.SystemReport:
+async def system(call: request_state.Call, past: Past) -> reports_columns.SystemReport:
     async def current() -> reports_columns.SystemReport:
-        report = await web.source.system()
+        report = await call.source.system()
         if report is None:
             raise errors.NotFound("there is no system report yet", hint="start sensors and a channel")
         return report
 
-    return await past.report(web, "system", "", current)
+    return await past.report(call, "system", "", current)
 
 
 @route.of(router, "GET /reports/groups", "List groups with counts", key=("group",))
-async def groups(web: request_state.Web, person: request_state.Person) -> list[rows_.GroupRow]:
-    source = web.source
+async def groups(call: request_state.Call) -> list[rows_.GroupRow]:
+    source = call.source
     summary = await source.cache.get("machine summary", "machines", 2.0, source.machines.summary)
     if not summary.groups:
-        web.source.require_connection()
+        call.source.require_connection()
     return summary.groups
 
 
 @route.of(router, "GET /reports/groups/{name:path}", "Report of a group")
-async def group(
-    web: request_state.Web, person: request_state.Person, name: Name, past: Past
-) -> reports_columns.GroupReport:
-    return await past.report(web, "group", name, lambda: web.source.group(name))
+async def group(call: request_state.Call, name: Name, past: Past) -> reports_columns.GroupReport:
+    return await past.report(call, "group", name, lambda: call.source.group(name))
 
 
 @route.of(router, "GET /reports/nodes", "List machines by name")
 async def nodes(
-    web: request_state.Web,
-    person: request_state.Person,
+    call: request_state.Call,
     group: Annotated[str, Query(max_length=256, description="Only machines of this group.")] = "",
     state_: Annotated[
         str, Query(alias="state", max_length=32, description="Only machines in this state, such as `stale`.")
     ] = "",
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
-) -> route.Page[rows_.MachineRow]:
-    rows, total, next_ = await web.source.machines.page(group=group, state=state_, after=cursor, limit=limit)
+) -> route.RowPage[rows_.MachineRow]:
+    rows, total, next_ = await call.source.machines.page(group=group, state=state_, after=cursor, limit=limit)
     if not rows:
-        web.source.require_connection()
-    return route.Page(rows, next_, total)
+        call.source.require_connection()
+    return route.RowPage(rows, next_, total)
 
 
 class RemovalBody(StrictBody):
@@ -114,9 +109,8 @@ class RemovalBody(StrictBody):
     "Remove machines from the fleet and end their alerts, with the pipeline's next batch",
     status=202,
 )
-async def forget(web: request_state.Web, person: request_state.Person, body: RemovalBody) -> None:
-    await web.actions.run(
-        person,
+async def forget(call: request_state.Call, body: RemovalBody) -> None:
+    await call.run(
         "remove",
         (body.where or ", ".join(body.machines))[:200],
         lambda bus: client.PipelineClient(bus).forget(body.machines, where=body.where),
@@ -125,18 +119,14 @@ async def forget(web: request_state.Web, person: request_state.Person, body: Rem
 
 
 @route.of(router, "GET /reports/nodes/{name:path}", "Report of a machine with its services")
-async def node(
-    web: request_state.Web, person: request_state.Person, name: Name, past: Past
-) -> messages.NodeReport:
-    return await past.report(web, "node", name, lambda: web.source.node(name))
+async def node(call: request_state.Call, name: Name, past: Past) -> messages.NodeReport:
+    return await past.report(call, "node", name, lambda: call.source.node(name))
 
 
 @route.of(router, "GET /reports/services/{service}/of/{name:path}", "Report of a service on a machine")
-async def service(
-    web: request_state.Web, person: request_state.Person, service: Name, name: Name
-) -> messages.ServiceReport:
+async def service(call: request_state.Call, service: Name, name: Name) -> messages.ServiceReport:
     reported = next(
-        (candidate for candidate in (await web.source.node(name)).services if candidate.name == service),
+        (candidate for candidate in (await call.source.node(name)).services if candidate.name == service),
         None,
     )
     if reported is None:
@@ -146,8 +136,7 @@ async def service(
 
 @route.of(router, "GET /history/{kind}", "Search a table of the history, newest first")
 async def history(
-    web: request_state.Web,
-    person: request_state.Person,
+    call: request_state.Call,
     kind: Literal["nodes", "groups", "alerts", "hourly"],
     where: base.Where = "",
     from_ms: Annotated[int | None, Query(ge=0, le=(1 << 53) - 1)] = None,
@@ -157,8 +146,8 @@ async def history(
     ] = "",
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
-) -> route.Page[dict[str, Any]]:
-    rows, next_ = await web.source.history(
+) -> route.RowPage[dict[str, Any]]:
+    rows, next_ = await call.source.history(
         kind,
         where,
         from_ms=from_ms,
@@ -167,7 +156,7 @@ async def history(
         limit=limit,
         cursor=cursor,
     )
-    return route.Page(rows, next_)
+    return route.RowPage(rows, next_)
 
 
 class SqlBody(StrictBody):
@@ -179,24 +168,23 @@ class SqlBody(StrictBody):
 
 
 @route.of(router, "POST /sql", "Run a SELECT over the tables of the history")
-async def sql(web: request_state.Web, person: request_state.Person, body: SqlBody) -> sql_runner.SqlRows:
-    actions.require_role(person, sessions.WebRole.OPERATOR, "run SQL queries")
-    return await web.source.sql(body.query, rows=body.rows, as_of_ms=body.as_of_ms)
+async def sql(call: request_state.Call, body: SqlBody) -> sql_runner.SqlRows:
+    actions.require_role(call.person, sessions.WebRole.OPERATOR, "run SQL queries")
+    return await call.source.sql(body.query, rows=body.rows, as_of_ms=body.as_of_ms)
 
 
 @route.of(router, "GET /history-plot", "A metric of a scope over time, downsampled")
 async def plot(
-    web: request_state.Web,
-    person: request_state.Person,
+    call: request_state.Call,
     metric: Annotated[str, Query(min_length=1, max_length=256)],
     scope: Literal["system", "group", "zone"] = "system",
     name: Annotated[str, Query(max_length=256)] = "",
     from_ms: Annotated[int, Query(ge=0, le=(1 << 53) - 1)] = 0,
     points: Annotated[int, Query(ge=2, le=2000)] = 240,
-) -> route.Page[rows_.PlotPoint]:
-    return route.Page(await web.source.plot(scope, name, metric, from_ms=from_ms, points=points))
+) -> route.RowPage[rows_.PlotPoint]:
+    return route.RowPage(await call.source.plot(scope, name, metric, from_ms=from_ms, points=points))
 
 
 @route.of(router, "GET /capacity", "Age of reports: predicted by the model, and measured")
-async def capacity(web: request_state.Web, person: request_state.Person) -> rows_.CapacityView:
-    return await web.source.capacity()
+async def capacity(call: request_state.Call) -> rows_.CapacityView:
+    return await call.source.capacity()

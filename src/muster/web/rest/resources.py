@@ -52,31 +52,23 @@ class ExecuteBody(StrictBody):
 
 @route.of(router, "GET /resources", "List resources by name")
 async def resources(
-    web: request_state.Web,
-    person: request_state.Person,
-    where: base.Where = "",
-    limit: base.Limit = base.LIMIT,
-    cursor: base.Cursor = "",
-) -> route.Page[rows.ResourceRow]:
-    result = await web.source.resources(where=where, after=cursor, limit=limit)
-    return route.Page(result.items, result.next)
+    call: request_state.Call, where: base.Where = "", limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
+) -> route.RowPage[rows.ResourceRow]:
+    result = await call.source.resources(where=where, after=cursor, limit=limit)
+    return route.RowPage(result.items, result.next)
 
 
 @route.of(router, "GET /resources/{name}", "Details of a resource")
 async def resource(
-    web: request_state.Web, person: request_state.Person, name: base.ResourceName
+    call: request_state.Call, name: base.ResourceName
 ) -> route.Versioned[rows.ResourceDescription]:
-    current = await web.source.read(operations.DESCRIBE, name=name)
+    current = await call.source.read(operations.DESCRIBE, name=name)
     return route.Versioned(current, current.generation)
 
 
 @route.of(router, "PUT /resources/{name}", "Create or change a resource")
 async def put_resource(
-    web: request_state.Web,
-    person: request_state.Person,
-    name: base.ResourceName,
-    body: DesiredStateBody,
-    if_match: base.IfMatch = None,
+    call: request_state.Call, name: base.ResourceName, body: DesiredStateBody, if_match: base.IfMatch = None
 ) -> route.Versioned[rows.ResourceDescription]:
     changes = body.model_dump(exclude_unset=True)
     version = base.if_match(if_match)
@@ -91,16 +83,13 @@ async def put_resource(
                 raise
             return await manage.create({"name": name, "type": body.type, **changes})
 
-    done = await base.conditional(web.actions.run(person, "apply", name, act, touches="manage"), if_match)
+    done = await base.conditional(call.run("apply", name, act, touches="manage"), if_match)
     return route.Versioned(done, done.generation)
 
 
 @route.of(router, "DELETE /resources/{name}", "Stop and delete a resource")
 async def delete_resource(
-    web: request_state.Web,
-    person: request_state.Person,
-    name: base.ResourceName,
-    if_match: base.IfMatch = None,
+    call: request_state.Call, name: base.ResourceName, if_match: base.IfMatch = None
 ) -> rows.DeleteResult:
     version = base.if_match(if_match)
 
@@ -108,26 +97,23 @@ async def delete_resource(
         generation = version if isinstance(version, int) else None
         return await client.ManageClient(bus).delete(name, generation=generation)
 
-    return await base.conditional(web.actions.run(person, "delete", name, act, touches="manage"), if_match)
+    return await base.conditional(call.run("delete", name, act, touches="manage"), if_match)
 
 
 @route.of(router, "POST /resources/{name}/executions", "Run an operation of a resource")
-async def execute(
-    web: request_state.Web, person: request_state.Person, name: base.ResourceName, body: ExecuteBody
-) -> rows.ExecutionRow:
+async def execute(call: request_state.Call, name: base.ResourceName, body: ExecuteBody) -> rows.ExecutionRow:
     async def act(bus: Any) -> rows.ExecutionRow:
         results = await client.ManageClient(bus).exec(
             body.operation, name, arguments=body.arguments, timeout_s=body.timeout_s, id=body.id
         )
         return results[0]
 
-    return await web.actions.run(person, "exec", f"{name}: {body.operation}", act, touches="manage")
+    return await call.run("exec", f"{name}: {body.operation}", act, touches="manage")
 
 
 @route.of(router, "GET /resources/{name}/logs", "Part of a resource's log; the next one follows its cursor")
 async def logs(
-    web: request_state.Web,
-    person: request_state.Person,
+    call: request_state.Call,
     name: base.ResourceName,
     lines: Annotated[int | None, Query(ge=0, le=protocol.LOG_LINES_MAX)] = None,
     since_s: Annotated[float | None, Query(ge=0)] = None,
@@ -138,7 +124,7 @@ async def logs(
     async def act(bus: Any) -> rows.LogRow:
         return (await client.ManageClient(bus).log_parts({name: query}))[0]
 
-    return await web.actions.run(person, "logs", name, act, touches="manage")
+    return await call.run("logs", name, act, touches="manage")
 
 
 drain, undrain = (
@@ -154,18 +140,16 @@ drain, undrain = (
 
 
 @route.of(router, "POST /plans", "Show what a manifest would change")
-async def plan(
-    web: request_state.Web, person: request_state.Person, body: ManifestBody
-) -> route.Page[rows.PlanStep]:
-    return route.Page(await web.source.plan(body.manifest))
+async def plan(call: request_state.Call, body: ManifestBody) -> route.RowPage[rows.PlanStep]:
+    return route.RowPage(await call.source.plan(body.manifest))
 
 
 @route.of(router, "POST /manifests", "Apply a manifest")
-async def apply(web: request_state.Web, person: request_state.Person, body: ManifestBody) -> rows.ApplyResult:
+async def apply(call: request_state.Call, body: ManifestBody) -> rows.ApplyResult:
     async def act(bus: Any) -> rows.ApplyResult:
         return await client.ManageClient(bus).apply(body.manifest)
 
-    return await web.actions.run(person, "apply", "a manifest", act, touches="manage")
+    return await call.run("apply", "a manifest", act, touches="manage")
 
 
 route.operation(router, "GET /summary", operations.SUMMARY)
@@ -189,8 +173,8 @@ class LinkBody(StrictBody):
 
 
 @route.of(router, "GET /brokers", "List the brokers of the domain", key=("name",))
-async def brokers(web: request_state.Web, person: request_state.Person) -> list[control.BrokerRow]:
-    return [_without_paths(broker) for broker in await web.source.brokers()]
+async def brokers(call: request_state.Call) -> list[control.BrokerRow]:
+    return [_without_paths(broker) for broker in await call.source.brokers()]
 
 
 def _without_paths(broker: control.BrokerDescription) -> control.BrokerRow:
@@ -199,24 +183,20 @@ def _without_paths(broker: control.BrokerDescription) -> control.BrokerRow:
 
 
 @route.of(router, "POST /brokers", broker_operations.START.help, status=201)
-async def start_broker(
-    web: request_state.Web, person: request_state.Person, body: BrokerBody
-) -> control.BrokerRow:
+async def start_broker(call: request_state.Call, body: BrokerBody) -> control.BrokerRow:
     request = body.model_dump()
-    return _without_paths(await web.actions.operate(person, broker_operations.START, request, needs=ADMIN))
+    return _without_paths(await call.operate(broker_operations.START, request, needs=ADMIN))
 
 
 @route.of(router, "DELETE /brokers/{name}", broker_operations.STOP.help)
-async def stop_broker(
-    web: request_state.Web, person: request_state.Person, name: base.ResourceName
-) -> control.BrokerRow:
+async def stop_broker(call: request_state.Call, name: base.ResourceName) -> control.BrokerRow:
     request = {"name": name}
-    return _without_paths(await web.actions.operate(person, broker_operations.STOP, request, needs=ADMIN))
+    return _without_paths(await call.operate(broker_operations.STOP, request, needs=ADMIN))
 
 
 @route.of(router, "GET /links", "List the links between brokers", key=("id",))
-async def links(web: request_state.Web, person: request_state.Person) -> list[control.LinkRow]:
-    return await web.source.links()
+async def links(call: request_state.Call) -> list[control.LinkRow]:
+    return await call.source.links()
 
 
 route.operation(router, "POST /links", broker_operations.LINK, body=LinkBody, status=201, needs=ADMIN)

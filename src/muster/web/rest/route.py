@@ -1,13 +1,13 @@
 """Routes: a function that returns rows becomes an operation of the API, and so does one of a table.
 
-    @route.of(router, "GET /summary", "Number of resources by state")
-    async def summary(web: request_state.Web, person: request_state.Person) -> rows.FleetSummary:
-        return await web.source.summary()
+    @route.of(router, "GET /overview", "Summary of the fleet")
+    async def overview(call: request_state.Call) -> rows.FleetOverview:
+        return await call.source.overview()
 
     route.operation(router, "POST /resources/{name}/drain", operations.DRAIN, name=base.ResourceName)
 
 The annotation of the result is the schema of the response, and decides its form: an object; ``list``, which
-is sorted by ``key`` and paginated; `Page`, which is paginated already; `Versioned`, with an ETag; None.
+is sorted by ``key`` and paginated; `RowPage`, which is paginated already; `Versioned`, with an ETag; None.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Key = tuple[str, ...] | Callable[[Any], base.Key]  # the fields that sort a list
 
 
 @dataclass(frozen=True, slots=True)
-class Page(Generic[T]):
+class RowPage(Generic[T]):
     """A part of a list, and the cursor of the next one."""
 
     items: Sequence[T]
@@ -71,7 +71,7 @@ def of(
 def operation(
     router: APIRouter,
     line: str,
-    declared: operations.Operation,
+    declared: operations.ServiceOperation,
     *,
     as_: str = "",
     body: type[pydantic.BaseModel] | None = None,
@@ -86,14 +86,14 @@ def operation(
     ``fixed``: what the route does not leave open.
     """
 
-    async def answer(web: request_state.WebState, person: sessions.LoginSession, **request: Any) -> Any:
+    async def answer(call: request_state.RestCall, **request: Any) -> Any:
         given = request.pop("body", None)
         request |= (given.model_dump() if given is not None else {}) | (fixed or {})
         if not declared.action:
-            return await web.source.read(declared, **request)
-        return await web.actions.operate(person, declared, request, needs=needs)
+            return await call.source.read(declared, **request)
+        return await call.operate(declared, request, needs=needs)
 
-    parameters = {"web": request_state.Web, "person": request_state.Person, **parameters}
+    parameters = {"call": request_state.Call, **parameters}
     if body is not None:
         parameters["body"] = body
     signature = inspect.Signature(
@@ -151,7 +151,7 @@ def _respond(result: Any, status: int) -> Response:
     match result:
         case None:
             return Response(status_code=status)
-        case Page():
+        case RowPage():
             return base.page(result.items, result.next, total=result.total)
         case Versioned():
             return base.reply(result.value, status=status, version=result.version)

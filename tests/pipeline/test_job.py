@@ -17,9 +17,9 @@ from muster.monitor import protocol as monitor_protocol
 from muster.monitor.channel import channel as monitor_service
 from muster.monitor.channel import interpreters
 from muster.pipeline import client as pipeline_client
-from muster.pipeline import settings
+from muster.pipeline import protocol, settings
 from muster.pipeline.history import delta, tables
-from muster.pipeline.job import service
+from muster.pipeline.job import query, service
 from muster.testing.eventually import eventually
 from tests import disks
 from tests.pipeline import test_history, traffic
@@ -121,6 +121,7 @@ async def test_reports_become_system_reports_alerts_and_history(broker, spark, t
         assert progress.counts["malformed"] == 2
         assert progress.counts["step-failed broken"] >= 1
         assert progress.machines == 7
+        await asyncio.to_thread(check_what_spark_shows, spark, progress)
     stored = test_history.read(tmp_path / "history")
     assert len(stored) == 9
     assert {row["machine"]: dict(row["metrics"])["twice"] for row in stored}["web-4"] == 240.0
@@ -138,6 +139,19 @@ async def test_reports_become_system_reports_alerts_and_history(broker, spark, t
         assert ("group:web", "firing") in await _alerts(bus, "peak")
         assert ("pipeline", "firing") in await _alerts(bus, "step-failing")
         assert ("group:web", "firing") in await _alerts(bus, "crowd")
+
+
+def check_what_spark_shows(spark: Any, progress: protocol.BatchProgress) -> None:
+    """Listeners get the figures of each batch, and pages descriptions that say what a job does."""
+    (running_query,) = spark.streams.active
+    observed = [report.observedMetrics[query.QUERY_NAME] for report in running_query.recentProgress]
+    assert sum(figures["reports"] for figures in observed) == progress.total_rows
+    assert sum(figures["repeated"] for figures in observed) == progress.counts["duplicated"]
+    assert {figures["machines"] for figures in observed} == {progress.machines}
+    assert all(figures["lag_ms"] >= 0 for figures in observed)
+    jobs = spark._jsc.sc().statusStore().jobsList(None)
+    described = [jobs.apply(n).description().getOrElse(None) for n in range(jobs.size())]
+    assert f"fleet, batch 0: {query.WORK.format(2)}" in described
 
 
 async def _alerts(bus: client.NatsBus, rule: str) -> list[tuple[str, str]]:

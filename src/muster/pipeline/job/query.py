@@ -36,7 +36,10 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 QUERY_NAME = "fleet"
-OUTPUT = "shard int, data binary, file string"  # a `state.ShardOutput`, or a file that has it
+#: Of a shard: its `state.ShardOutput`, or a file that has it; and figures for those who watch the query.
+SUMMED = ("reports", "late", "repeated", "future", "machines")
+OUTPUT = f"shard int, data binary, file string, {' bigint, '.join(SUMMED)} bigint, lag_ms bigint"
+WORK = "read the streams, divide reports by shard; history, state and rules of {} shards"
 BATCH_PROPERTY = "streaming.sql.batchId"  # the number of the micro-batch, a property of each task
 
 HISTORY_LOST = "not-in-history"  # reports
@@ -55,6 +58,8 @@ def start(
     ``commit`` receives the number of the batch, the outputs of the shards and the counters; when it returns,
     the batch is done.  It may receive the same batch again after a crash.
     """
+    from pyspark.sql import functions
+
     keys = shard_keys.keys(job.shards, job.partitions)
     folder = piece_files.folder(spark)
     if folder:
@@ -88,7 +93,12 @@ def start(
         processor(job, folder), OUTPUT, outputMode="Append", timeMode="None", initialState=before
     )
 
+    summed = [functions.sum(name).alias(name) for name in SUMMED]
+    frame = frame.observe(QUERY_NAME, *summed, functions.max("lag_ms").alias("lag_ms"))
+    work = WORK.format(job.shards)
+
     def commit_batch(batch: DataFrame, number: int) -> None:
+        spark.sparkContext.setJobDescription(f"{QUERY_NAME}, batch {job.first + number}: {work}")
         _commit_batch(batch, job.first + number, commit)
         if files is not None:
             state_files.remove_former(files)
@@ -275,10 +285,17 @@ def processor(job: query_plan.QueryPlan, folder: str) -> Any:
             _NAMES[shard] = names
             output.count(f"{CPU}state", int((time.process_time() - started) * 1e6))
             data = msgspec.msgpack.encode(output)
-            if folder:
-                yield Row(shard=key[0], data=None, file=piece_files.write_bytes(folder, data))
-            else:
-                yield Row(shard=key[0], data=data, file=None)
+            yield Row(
+                shard=key[0],
+                data=None if folder else data,
+                file=piece_files.write_bytes(folder, data) if folder else None,
+                reports=output.counts.get("rows", 0),
+                late=output.counts.get(state.LATE, 0),
+                repeated=output.counts.get(state.DUPLICATED, 0),
+                future=output.counts.get(state.FUTURE, 0),
+                machines=output.machines,
+                lag_ms=max(0, int(time.time() * 1000) - output.clock_ms),
+            )
 
         def _store(self, shard: int, known: state.FleetState) -> int:
             """Store the state; how many bytes of it are not in Spark's state."""

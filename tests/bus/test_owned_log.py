@@ -197,6 +197,56 @@ async def test_a_full_log_accepts_deletions(opened: Open):
     assert len(state.records) == 11
 
 
+async def test_trimmed_pages_do_not_fill_the_stream(connect: fixtures.Connect):
+    """However few they are, if they are large."""
+    value = b"x" * (3 * pages.PAGE_BYTES)
+    max_bytes = 16 * len(value)
+    settings = api.StreamSettings(
+        "small", ("small.>",), max_bytes=max_bytes, max_age_s=0, on_full=api.FullPolicy.REFUSE
+    )
+    stream = await (await connect("a")).stream(settings)
+    log = owned_log.OwnedLog(stream, "small.log", journal.KeyedState(), bytes_max=max_bytes * 3 // 4)
+    await log.start()
+    await log.own(1)
+    for _ in range(40):
+        await log.append([(b"key", value)])
+    await log.stop()
+
+
+async def test_a_page_has_room_for_the_ids_of_its_requests(opened: Open):
+    log, state = await opened(1)
+    appends = [log.append([(b"%d" % n, None)], request=f"{n:0200}") for n in range(8_000)]
+    positions = await asyncio.gather(*appends)
+    assert len(set(positions)) == 8_000
+    assert isinstance(await log.append([(b"1", b"again")], request=f"{1:0200}"), api.Duplicate)
+    assert not state.records
+
+
+async def test_an_ownership_is_confirmed_after_one_that_ended_during_the_question(opened: Open):
+    log, _ = await opened(1)
+    await opened(2)
+    refused = [asyncio.ensure_future(log.append([(b"a", b"1")]))]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    refused.append(asyncio.ensure_future(log.confirm()))
+    for each in refused:
+        with pytest.raises(owned_log.NotOwner):
+            await each
+    await log.own(3)
+    await log.confirm()
+
+
+async def test_who_gave_up_to_become_owner_follows_on(opened: Open):
+    log, state = await opened(1)
+    standby, copy = await opened()
+    owning = asyncio.ensure_future(standby.own(2))
+    await asyncio.sleep(0)
+    owning.cancel()
+    await asyncio.gather(owning, return_exceptions=True)
+    await log.append([(b"a", b"1")])
+    await eventually(lambda: content(copy) == content(state))
+
+
 async def test_an_append_in_doubt_ends_the_ownership(
     opened: Open, stream: api.Stream, monkeypatch: pytest.MonkeyPatch
 ):

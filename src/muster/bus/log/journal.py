@@ -100,7 +100,7 @@ class OldestPages:
 class LogTransaction:
     """Records that are stored together, or not at all."""
 
-    __slots__ = ("body", "known", "records", "request", "size")
+    __slots__ = ("body", "is_large", "known", "records", "request", "size")
 
     def __init__(
         self,
@@ -116,11 +116,9 @@ class LogTransaction:
         self.request = request
         self.known = list(known)  # requests of trimmed pages
         self.size = sum(record.size for record in records)
-        self.body: list[int] = []  # where its records are stored, if it is large
-
-    @property
-    def is_large(self) -> bool:
-        return self.size > pages_.PAGE_BYTES
+        self.is_large = self.size > pages_.PAGE_BYTES  # its records are stored as a body
+        self.body: list[int] = []  # where they are
+        self.size += sum(each.size for each in self.known) + (request.size if request is not None else 0)
 
     @property
     def only_deletes(self) -> bool:
@@ -276,10 +274,11 @@ class LogJournal:
         oldest.requests = []
         return LogTransaction(records, known=known)
 
-    def trimmed(self, count: int) -> None:
-        """The ``count`` oldest pages were rewritten."""
-        for _ in range(count):
-            self.bytes -= self.pages.popleft().size
+    def trimmed(self, count: int) -> int:
+        """The ``count`` oldest pages were rewritten. Returns their size."""
+        size = sum(self.pages.popleft().size for _ in range(count))
+        self.bytes -= size
+        return size
 
     def first_body(self) -> int:
         """The lowest sequence of a body that a page names; 0: none does."""

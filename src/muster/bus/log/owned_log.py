@@ -31,7 +31,8 @@ from muster.supervision import tasks
 events = log.EventLog("bus")
 
 WAITING_BYTES_MAX = 64 << 20
-PURGE_PAGES = 64  # trimmed pages that are removed together
+PURGE_PAGES = 64  # trimmed pages that are removed together,
+PURGE_SHARE = 16  # or this part of the budget
 CHECK_S = 1.0  # how often a follower compares its position with the end of the log
 TIMEOUT_S = 10.0
 RETRY_S = 0.25
@@ -79,7 +80,8 @@ class OwnedLog:
         self._confirming: asyncio.Future[int] | None = None
         self._storing: asyncio.Task[None] | None = None
         self._oldest: journal_.OldestPages | None = None
-        self._trimmed = 0  # pages that were rewritten and not removed yet
+        self._purge_bytes = bytes_max // PURGE_SHARE
+        self._trimmed, self._trimmed_bytes = 0, 0  # pages that were rewritten and not removed yet
         self._current_at = 0.0  # when the state was known to be current
         self._stopped = False
         self.lost = asyncio.Event()  # the ownership has ended
@@ -218,11 +220,11 @@ class OwnedLog:
     async def own(self, epoch: int) -> None:
         """Become the owner: read to the end and fence the former owner. `NotOwner` if the log has a higher
         epoch already."""
-        if self._following is not None:
-            self._following.cancel()
-            await asyncio.wait([self._following])
-            self._following = None
+        following, self._following = self._following, None
         try:
+            if following is not None:
+                following.cancel()
+                await asyncio.wait([following])
             await self._fence(epoch)
         except BaseException:
             if not (self._stopped or self._owner):
@@ -360,6 +362,8 @@ class OwnedLog:
                 self._waiting.clear()
                 self._waiting_bytes = 0
             self._settle(taken, error)
+            if self._trimmed:
+                await self._purge()
             return
         except errors.MusterError as error:
             known = isinstance(error, errors.Conflict)
@@ -404,7 +408,7 @@ class OwnedLog:
         if self._following is None and not self._stopped:
             self._follow_on()
         self._owner = False
-        self._oldest = None
+        self._oldest = self._confirming = None
         self.lost_because = reason
         self.lost.set()
         self._settle([(transaction, 0) for transaction in self._waiting], NotOwner(reason))
@@ -439,11 +443,9 @@ class OwnedLog:
             return
         self._oldest = None
         self._trimmed += oldest.count
-        self._journal.trimmed(oldest.count)
-        if self._trimmed < PURGE_PAGES:
-            return
-        self._trimmed = 0
-        await self._purge()
+        self._trimmed_bytes += self._journal.trimmed(oldest.count)
+        if self._trimmed >= PURGE_PAGES or self._trimmed_bytes > self._purge_bytes:
+            await self._purge()
 
     async def _purge(self) -> None:
         """Remove trimmed pages, and then bodies that no page names: theirs, and those of owners that ended
@@ -454,6 +456,8 @@ class OwnedLog:
             await self._stream.purge(subject=self._body_subject, before=journal.first_body() or journal.last)
         except errors.Unavailable as error:  # they are removed with the next ones
             events.warning("log-not-trimmed", log=self._pages_subject, error=error)
+        else:
+            self._trimmed, self._trimmed_bytes = 0, 0
 
 
 def _previous(message: api.StoredMessage) -> int | None:

@@ -19,7 +19,7 @@ from muster.core import errors
 
 PLACE_BITS = 20
 RECORDS_MAX = 1 << PLACE_BITS
-PAGE_BYTES = 512 << 10  # of the records of a page, unless one transaction is larger; half of a message
+PAGE_BYTES = 512 << 10  # of records and request ids, unless one transaction has more; half of a message
 OVERHEAD_BYTES = 160  # of a page in the stream, besides its records
 
 
@@ -41,6 +41,10 @@ class LogRequest(msgspec.Struct, frozen=True, array_like=True):
     id: str
     at_ms: int
     position: int
+
+    @property
+    def size(self) -> int:
+        return len(self.id) + 24
 
 
 class OwnedPage(msgspec.Struct, frozen=True, array_like=True):

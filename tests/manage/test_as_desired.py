@@ -41,6 +41,7 @@ class ServiceAdapter(base.Adapter):
         self.state, self.properties = health.HealthState.DOWN, dict[str, Any]()
         self.running: asyncio.Task[None] | None = None
         self.starts = 0
+        self.output = ""
 
     async def create(self, config: ServiceConfig, *, start: bool) -> None:
         self.config = config
@@ -77,7 +78,7 @@ class ServiceAdapter(base.Adapter):
         await self.do_start()
 
     async def do_logs(self) -> str:
-        return ""
+        return self.output
 
     async def do_break(self) -> None:
         """Its next runs are never healthy."""

@@ -236,7 +236,7 @@ def test_a_users_day(shell: Shell, tmp_path: Path) -> None:
     assert rows(shell("exec", "web-2", "dance", code=1))[0]["outcome"] == "refused"
     (rolled,) = rows(shell("rollout", "start", "restart", "--where", "group = 'web'", "--batch", "50%"))
     assert (rolled["state"], rolled["counts"]) == ("done", {"done": 2})
-    assert [row["id"] for row in rows(shell("rollout", "list"))] == [rolled["id"]]
+    assert rows(shell("rollout", "list"))[-1]["id"] == rolled["id"]
 
     # One that is paused between its batches, and resumed.
     (begun,) = rows(shell("rollout", "start", "web-1", "web-2", "restart", "--pause", "3s", "--no-wait"))

@@ -524,11 +524,11 @@ def test_a_pause_while_the_last_batch_ends_leaves_the_rollout_done():
         begun = await world.client.rollout(rows.RolloutPlan(operation="echo"), "a")
 
         async def slow(fill: Any) -> None:
-            await asyncio.sleep(30)  # the batch ends meanwhile
+            await asyncio.sleep(2)  # the batch ends meanwhile
             await write(fill)
 
         world.registry.write = slow
-        assert rollouts._live[begun.id].state == "running"
+        assert rollouts._live[begun.id].rollout.state == "running"
         await rollouts.set_state(begun.id, "paused", "paused by ann")
         world.registry.write = write
         await asyncio.sleep(60)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -167,9 +168,9 @@ def test_a_manifest_is_stored_together_with_what_it_makes_superfluous():
         await world.client._request(manage_rows.ApplyResult, "apply", entries=entries(3))
         commit, commits = world.registry.commit, []
 
-        async def counted(changes: records.RegistryChanges) -> None:
+        async def counted(changes: records.RegistryChanges, *more: Any) -> None:
             commits.append(set(changes.resources))
-            await commit(changes)
+            await commit(changes, *more)
 
         world.registry.commit = counted
         done = await world.client._request(manage_rows.ApplyResult, "apply", entries=entries(2))
@@ -333,21 +334,32 @@ class CountedSteps(dict[str, rollout.RolloutStep]):
         return self._visited(super().values())
 
 
+class HealthyView:
+    """All resources are in their desired state."""
+
+    unhealthy: Collection[str] = ()
+
+    def members(self, group: str) -> Collection[str]:
+        raise AssertionError("an operation has no groups")
+
+    def health(self, name: str) -> rollout.StepHealth:
+        return rollout.StepHealth(True, True, False, (), "up")
+
+
 def test_a_batch_of_a_rollout_does_not_visit_all_steps():
     steps = CountedSteps({f"web-{number:03}": rollout.RolloutStep() for number in range(100)})
     plan = manage_rows.RolloutPlan(operation="restart", batch="1")
     running = rollout.Rollout(id="r", by="ann", plan=plan, steps=steps)
-    running.begin(running.next_batch())
-    visited, batches = steps.visits, []
-    running.end("web-000", protocol.OperationResult(id="0", outcome=messages.DecisionOutcome.DONE))
-    while batch := running.next_batch():
-        running.begin(batch)
+    engine, view = rollout.RolloutEngine(running, 0.0), HealthyView()
+    done = protocol.OperationResult(id="0", outcome=messages.DecisionOutcome.DONE)
+    batches = engine.tick(0.0, view)
+    visited = steps.visits
+    for second in range(1, 101):
+        for name in list(engine.operating):
+            engine.operated(name, done, second)
         running.header()
-        assert running.next_batch() == batch, "it is repeated until its outcome is known"
-        running.end(batch[0], protocol.OperationResult(id="1", outcome=messages.DecisionOutcome.DONE))
-        running.update_state()
-        batches += batch
-    assert batches == [f"web-{number:03}" for number in range(1, 100)]
+        batches += engine.tick(second, view)
+    assert batches == [f"web-{number:03}" for number in range(100)]
     assert (running.state, running.header().counts) == (rollout.DONE, {rollout.DONE: 100})
     assert steps.visits == visited
 

@@ -91,7 +91,9 @@ COMMANDS: dict[str, CommandEntry] = {
         "resources.desired_state", "Resources", "Drain a resource, or all resources of an agent."
     ),
     "rollout": CommandEntry(
-        "resources.desired_state", "Resources", "Run an operation on many resources in batches."
+        "resources.desired_state",
+        "Resources",
+        "Follow and control gradual changes: updates, and operations on many resources.",
     ),
     "get": CommandEntry("resources.live_state", "Resources", "List resources and their states."),
     "describe": CommandEntry("resources.live_state", "Resources", "Show the details of a resource."),

@@ -40,6 +40,7 @@ NAMES_MAX = 500  # in one request: replies must fit into a message
 LOG_TRY_S = 6.0  # longer than the registry waits for a machine
 LOG_LINES = 1_000
 LOGS_MAX = 500  # resources whose logs are read together
+OUTPUTS_MAX, OUTPUT_LINES = 3, 10  # in the notes of an error: logs, and lines of each
 EXEC_FEWER = (20, 1)  # batch sizes for repeating truncated results
 
 T = TypeVar("T")
@@ -63,8 +64,10 @@ class ManageClient:
     ) -> rows.ApplyResult:
         """Apply the text of a manifest, all of it or nothing; `manifest.ManifestError` has line and field.
 
-        With ``wait_s``, waits until all resources are in their desired state and stay there.
-        Raises `errors.Refused` as soon as one of them is given up, `errors.TimedOut` after the time.
+        With ``wait_s``, waits until the update is done (each resource was healthy for the
+        ``min_healthy_time_s`` of its policy) and all resources are in their desired state and stay there.
+        Raises `errors.Refused` as soon as the update fails or a resource is given up, `errors.TimedOut`
+        after the time.
         """
         entries = await _entries(text)
         packed = await asyncio.to_thread(manifest.pack_entries, entries)
@@ -72,14 +75,35 @@ class ManageClient:
         if wait_s is not None:
             deadline = time.monotonic() + wait_s
             try:
+                if result.rollout:
+                    row = await self.wait_rollout(result.rollout, timeout_s=wait_s, progress=progress)
+                    _require_done(row)
                 names = (entry["name"] for entry in entries)
-                await self.wait_settled(*names, timeout_s=wait_s, progress=progress)
+                left_s = max(0.1, deadline - time.monotonic())
+                await self.wait_settled(*names, timeout_s=left_s, progress=progress)
             except errors.MusterError as error:
                 error.hint = error.hint or "; ".join(result.notes) or None
+                await self._note_outputs(error, [entry["name"] for entry in entries], result.rollout)
                 raise
             left_s = max(0.1, deadline - time.monotonic())
             await self.wait_gone(*result.deleting, timeout_s=left_s)
         return result
+
+    async def _note_outputs(self, error: errors.MusterError, names: Sequence[str], rollout: str) -> None:
+        """Add the last lines of the logs of what failed to the error."""
+        outputs: dict[str, str] = {}
+        with contextlib.suppress(errors.MusterError):
+            for step in await self.rollout_steps(rollout) if rollout else ():
+                if step.state == "failed":
+                    outputs[step.name] = str(step.result or "")
+            there = await self._read(list[str], "existing", names=list(names[:NAMES_MAX]))
+            broken = [row for row in await self.get(*there) if not rows.is_settled(row)] if there else []
+            for row in broken[: OUTPUTS_MAX - len(outputs)]:
+                if row.name not in outputs:
+                    outputs[row.name] = await self.logs(row.name)
+        for name, output in list(outputs.items())[:OUTPUTS_MAX]:
+            for line in output.splitlines()[-OUTPUT_LINES:]:
+                error.add_note(f"{name}: {line}")
 
     async def plan(self, text: str) -> list[rows.PlanStep]:
         """The steps of an apply, in the order of execution."""
@@ -432,7 +456,7 @@ class ManageClient:
         await self._poll(look, timeout_s, problem)
 
     async def _poll(
-        self, reached: Callable[[], Awaitable[bool]], timeout_s: float, problem: Callable[[], str]
+        self, reached: Callable[[], Awaitable[bool]], timeout_s: float | None, problem: Callable[[], str]
     ) -> None:
         """Call ``reached`` at each change of any state, and periodically, until it returns true."""
         try:
@@ -456,6 +480,35 @@ class ManageClient:
         """Oldest first, or only the one with this id."""
         return [row async for row in self._pages(rows.RolloutRow, "rollouts", id=id)]
 
+    async def wait_rollout(
+        self,
+        id: str,
+        *,
+        timeout_s: float | None = None,
+        progress: Callable[[str, float], None] = lambda text, part: None,
+    ) -> rows.RolloutRow:
+        """The rollout when it has ended, whichever way."""
+        row: rows.RolloutRow | None = None
+
+        async def look() -> bool:
+            nonlocal row
+            (row,) = await self.rollouts(id)
+            progress(rows.rollout_progress(row), rows.rollout_share(row))
+            return row.state not in rows.ACTIVE_ROLLOUT
+
+        try:
+            await self._poll(look, timeout_s, lambda: "")
+        except errors.TimedOut:
+            steps = [step for step in await self.rollout_steps(id) if step.state == "running"][:5]
+            resources = await self.get(*(step.name for step in steps)) if steps else []
+            why = "; ".join(map(rows.condition, resources))
+            raise errors.TimedOut(
+                f"the rollout {id} still runs after {timeout_s:g} s" + (f": {why}" if why else ""),
+                hint=f"`muster rollout status {id}` shows its steps",
+            ) from None
+        assert row is not None
+        return row
+
     async def rollout_steps(self, id: str) -> list[rows.RolloutStepRow]:
         """State, reason and result of each of its resources."""
         return [row async for row in self._pages(rows.RolloutStepRow, "rollout-steps", id=id)]
@@ -465,6 +518,18 @@ class ManageClient:
 
     async def resume(self, id: str) -> rows.RolloutRow:
         return await self._request(rows.RolloutRow, "resume", id=id)
+
+    async def abort(self, id: str) -> rows.RolloutRow:
+        """End a rollout; what an update with ``auto_revert`` has changed is reverted."""
+        return await self._request(rows.RolloutRow, "abort", id=id)
+
+    async def undo(self, group: str, *, to: int | None = None) -> rows.RolloutRow:
+        """Return the resources of a group to what they were after the revision ``to``, or before the last."""
+        return await self._request(rows.RolloutRow, "undo", group=group, to=to)
+
+    async def revisions(self, group: str) -> list[rows.RevisionRow]:
+        """What each update has changed in the resources of a group, oldest first."""
+        return [row async for row in self._pages(rows.RevisionRow, "revisions", group=group)]
 
     # Secrets
 
@@ -553,6 +618,15 @@ class ManageClient:
 async def call(bus: api.Bus, subject: str, arguments: Mapping[str, Any], **options: Any) -> Any:
     """A request to the active registry; waits while none is active (a take-over). See `rpc.client.call`."""
     return await client.call(bus, subject, arguments, absent=_absent(), **options)
+
+
+def _require_done(row: rows.RolloutRow) -> None:
+    if row.state != "done":
+        reverted = f"; {row.reverted_by} reverts it" if row.reverted_by else ""
+        raise errors.Refused(
+            f"the rollout {row.id} is {row.state}: {row.reason}{reverted}",
+            hint=f"`muster rollout status {row.id}` shows its steps",
+        )
 
 
 def _absent() -> errors.Unavailable:

@@ -8,6 +8,7 @@
         labels: {tier: front}
         depends_on: [db]               # a resource, or group:NAME for all of a group
         restart: {policy: always, attempts: 5}
+        update: {max_parallel: 1, min_healthy_time_s: 10}
         config: {command: [python3, -m, http.server, "8080"]}
     topologies:
       - {name: mesh, shape: ring, size: 8, agent: host-a}
@@ -92,6 +93,10 @@ class ManifestEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     restart: Annotated[protocol.RestartPolicy, doc("When a failed resource is restarted.")] = msgspec.field(
         default_factory=protocol.RestartPolicy
     )
+    update: Annotated[
+        protocol.UpdatePolicy | None,
+        doc("How the resources of its group change to a new version. Without it they change at once."),
+    ] = None
 
 
 class ManifestDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -162,6 +167,7 @@ def specification(
         desired=entry.desired,
         restart=entry.restart,
         digest=digest(entry.config),
+        update=entry.update,
     )
 
 

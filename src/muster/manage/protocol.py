@@ -257,6 +257,7 @@ class ResourceSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     desired: DesiredState = DesiredState.UP
     restart: RestartPolicy = msgspec.field(default_factory=lambda: RestartPolicy())
     digest: str = ""
+    update: UpdatePolicy | None = None
 
 
 class RestartPolicy(
@@ -273,6 +274,31 @@ class RestartPolicy(
     window_s: Annotated[float, doc("Period in which attempts are counted.", gt=0, le=86400)] = 300.0
     delay_s: Annotated[float, doc("Delay before a restart; doubles with each attempt.", ge=0, le=3600)] = 0.2
     delay_s_max: Annotated[float, doc("Maximum of this delay.", ge=0, le=3600)] = 30.0
+
+
+class UpdatePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How the resources of a group change to a new version: wave by wave, as long as they stay healthy."""
+
+    max_parallel: Annotated[
+        int, doc("Resources of the group that may be changed, or not work, at a time.", ge=1)
+    ] = 1
+    canary: Annotated[int, doc("Size of the first wave; 0: as the others.", ge=0)] = 0
+    min_healthy_time_s: Annotated[
+        float, doc("Time for which a changed resource has to be up before the next wave.", ge=0, le=86400)
+    ] = 10.0
+    healthy_deadline_s: Annotated[
+        float, doc("Time within which that has to be reached; otherwise the update fails.", gt=0, le=86400)
+    ] = 300.0
+    progress_deadline_s: Annotated[
+        float, doc("Time without any progress after which the update fails.", gt=0, le=86400)
+    ] = 600.0
+    auto_revert: Annotated[
+        bool, doc("Whether an update that fails returns to the previous specification.")
+    ] = True
+
+
+#: Of resources without a policy of their own.
+AT_ONCE = UpdatePolicy(max_parallel=1 << 30, min_healthy_time_s=0.0, auto_revert=False)
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

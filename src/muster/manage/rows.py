@@ -134,13 +134,15 @@ class PlanStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ApplyResult(msgspec.Struct, frozen=True, kw_only=True):
-    """``counts`` of the acts, the number of changed resources, and the first names; ``notes`` for people."""
+    """``counts`` of the acts, the number of changed resources, and the first names; ``notes`` for people.
+    ``rollout``: the id of the one that carries out the changes, if there is one."""
 
     counts: Counts
     changed_count: int
     changed: list[str] = []
     deleting: list[str] = []
     notes: list[str] = []
+    rollout: str = ""
 
 
 class DeleteResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -218,7 +220,8 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class RolloutRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A rollout. ``counts``: number of steps in each state; ``unreachable``: the first names."""
+    """A rollout. ``counts``: number of steps in each state; ``unreachable``: the first names. ``revision``:
+    of an update; ``reverts`` and ``reverted_by`` are ids of rollouts."""
 
     id: str
     at_ms: int
@@ -228,15 +231,36 @@ class RolloutRow(msgspec.Struct, frozen=True, kw_only=True):
     operation: str
     counts: Counts = {}
     unreachable: list[str] = []
+    revision: int = 0
+    wave: int = 0
+    waves: int = 0
+    groups: list[str] = []
+    reverts: str = ""
+    reverted_by: str = ""
 
 
 class RolloutStepRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A step of a rollout: one resource."""
+    """A step of a rollout: one resource. ``result``: of an operation; of a failed update, the end of its
+    log."""
 
     name: str
     state: str
     reason: str = ""
     result: Any = None
+    wave: int = 0
+
+
+class RevisionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What a revision of a group changed in one of its resources. ``changes``: by field, before and after."""
+
+    revision: int
+    at_ms: int
+    by: str
+    rollout: str
+    state: str  # of the rollout
+    name: str
+    act: str  # create, change or delete
+    changes: dict[str, tuple[Any, Any]] = {}
 
 
 class SecretRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -299,6 +323,20 @@ def given_up_hint(name: str) -> str:
 
 def condition(row: ResourceRow | None) -> str:
     return f"{row.name} is {row.state}: {row.reason}" if row else ""
+
+
+ACTIVE_ROLLOUT = ("running", "paused", "stopping")
+
+
+def rollout_share(row: RolloutRow) -> float:
+    over = sum(count for state, count in row.counts.items() if state not in ("pending", "running"))
+    return over / (sum(row.counts.values()) or 1)
+
+
+def rollout_progress(row: RolloutRow) -> str:
+    """Such as ``wave 2 of 5: 3 of 10 done``."""
+    done = f"{row.counts.get('done', 0):,} of {sum(row.counts.values()):,} done"
+    return f"wave {row.wave} of {row.waves}: {done}" if row.waves else done
 
 
 CHANGE_FIELDS = dict.fromkeys(("resource", "state", "was", "reason", "manager"), types.STRING)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -12,6 +13,8 @@ from muster.core import units
 
 if TYPE_CHECKING:
     from muster.manage import client, protocol, rows
+
+T = TypeVar("T")
 
 _PLAN = ("wave", "act", "name", "type")
 
@@ -24,7 +27,11 @@ _PLAN = ("wave", "act", "name", "type")
     ],
 )
 @registry_calls.file_option
-@command.duration("--wait", None, "Wait up to this time until all resources stay in their desired state.")
+@command.duration(
+    "--wait",
+    None,
+    "Wait up to this time until all waves are done and all resources stay in their desired state.",
+)
 @connection.options
 @command.pass_invocation
 def apply(
@@ -32,16 +39,42 @@ def apply(
 ) -> None:
     """Apply a manifest and keep the resources in the declared state."""
     text = registry_calls.read_text(path)
-
-    async def work(fleet: client.ManageClient) -> rows.ApplyResult:
-        return await fleet.apply(text, wait_s=wait_s, progress=say)
-
     with invocation.printer.progress("applying") as say:
-        done = registry_calls.call_registry(invocation, to, work)
+        tell = _wave_notes(invocation, say)
+        done = registry_calls.call_registry(
+            invocation, to, lambda fleet: _noted(invocation, fleet.apply(text, wait_s=wait_s, progress=tell))
+        )
     changed, all_ = done.changed_count, sum(done.counts.values())
     invocation.printer.done(done, f"applied: {changed:,} of {all_:,} resources changed")
     for note in done.notes:
         invocation.printer.note(f"note: {note}")
+
+
+def _wave_notes(
+    invocation: command.Invocation, say: Callable[[str, float | None], None]
+) -> Callable[[str, float], None]:
+    """Report progress, and each wave on a line of its own."""
+    told = ""
+
+    def tell(step: str, share: float) -> None:
+        nonlocal told
+        say(step, share)
+        wave = step.partition(":")[0]
+        if step.startswith("wave ") and wave != told:
+            told = wave
+            invocation.printer.note(step)
+
+    return tell
+
+
+async def _noted(invocation: command.Invocation, work: Awaitable[T]) -> T:
+    """The result; if it fails, first what it adds to its error: the last lines of logs."""
+    try:
+        return await work
+    except Exception as error:
+        for note in getattr(error, "__notes__", ()):
+            invocation.printer.note(note)
+        raise
 
 
 @click.command(
@@ -161,10 +194,13 @@ def drain(
     cls=command.MusterGroup, examples=[("muster rollout start restart --where \"group = 'web'\"", "")]
 )
 def rollout() -> None:
-    """Run an operation on many resources in batches."""
+    """Follow and control gradual changes: updates, and operations on many resources."""
 
 
-_ROLLOUT = ("id", "state", "operation", "counts", "unreachable", "reason")
+_ROLLOUT = (
+    *("id", "state", "operation", "revision?", "groups?", "wave?", "waves?", "counts", "unreachable?"),
+    *("reverts?", "reverted_by?", "reason"),
+)
 
 
 @rollout.command(
@@ -216,7 +252,6 @@ def start(
     to: connection.ConnectionOptions,
 ) -> None:
     """Run an operation on resources in batches."""
-    from muster.core import errors
     from muster.manage import rows
 
     names, operation = registry_calls.split_words(words, where)
@@ -230,28 +265,8 @@ def start(
     )
 
     async def work(fleet: client.ManageClient) -> rows.RolloutRow:
-        import asyncio
-
-        progress = await fleet.rollout(plan_, *names, where=where)
-        try:
-            async with asyncio.timeout(wait_s):
-                return progress if no_wait else await follow(fleet, progress)
-        except TimeoutError:
-            raise errors.TimedOut(
-                f"the rollout {progress.id} still runs after {units.rounded_duration(wait_s or 0.0)}",
-                hint=f"`muster rollout show {progress.id}` shows its steps",
-            ) from None
-
-    async def follow(fleet: client.ManageClient, progress: rows.RolloutRow) -> rows.RolloutRow:
-        import asyncio
-
-        while progress.state == "running":
-            all_ = sum(progress.counts.values()) or 1
-            over = all_ - sum(progress.counts.get(state, 0) for state in ("pending", "running"))
-            say(f"{over:,} of {all_:,}", over / all_)
-            await asyncio.sleep(0.2)
-            progress = (await fleet.rollouts(progress.id))[0]
-        return progress
+        begun = await fleet.rollout(plan_, *names, where=where)
+        return begun if no_wait else await fleet.wait_rollout(begun.id, timeout_s=wait_s, progress=say)
 
     with invocation.printer.progress(f"rolling out {operation}") as say:
         result = registry_calls.call_registry(invocation, to, work)
@@ -269,14 +284,96 @@ def list_(invocation: command.Invocation, to: connection.ConnectionOptions) -> N
     invocation.printer.rows(rollouts, _ROLLOUT, of="rollout", empty="no rollouts")
 
 
-@rollout.command(examples=[("muster rollout show 1f2e3d4c", "")])
-@click.argument("id", shell_complete=live_names.ROLLOUTS)
+@rollout.command(
+    examples=[
+        ("muster rollout status", "of the last one"),
+        ("muster rollout status 1f2e3d4c", ""),
+    ]
+)
+@click.argument("id", required=False, shell_complete=live_names.ROLLOUTS)
 @connection.options
 @command.pass_invocation
-def show(invocation: command.Invocation, id: str, to: connection.ConnectionOptions) -> None:
-    """Show the state of each resource of a rollout."""
-    steps = registry_calls.call_registry(invocation, to, lambda fleet: fleet.rollout_steps(id))
-    invocation.printer.rows(steps, ("name", "state", "reason", "result"), of="step", empty="no steps")
+def status(invocation: command.Invocation, id: str | None, to: connection.ConnectionOptions) -> None:
+    """Show the state of each resource of a rollout, wave by wave."""
+
+    async def work(fleet: client.ManageClient) -> tuple[list[rows.RolloutRow], list[rows.RolloutStepRow]]:
+        found = (await fleet.rollouts(id))[-1:]
+        steps = await fleet.rollout_steps(found[0].id) if found else []
+        return found, sorted(steps, key=lambda step: (step.wave, step.name))
+
+    found, steps = registry_calls.call_registry(invocation, to, work)
+    if invocation.printer.for_people:
+        invocation.printer.rows(found, _ROLLOUT, of="rollout", empty="no rollouts")
+    shown = ("wave?", "name", "state", "reason", "result")
+    invocation.printer.rows(steps, shown, of="step", empty="no steps")
+
+
+@rollout.command(examples=[("muster rollout history web", "revisions of the group web, with differences")])
+@click.argument("group")
+@connection.options
+@command.pass_invocation
+def history(invocation: command.Invocation, group: str, to: connection.ConnectionOptions) -> None:
+    """List the revisions of a group, and what each has changed."""
+    found = registry_calls.call_registry(invocation, to, lambda fleet: fleet.revisions(group))
+    if not invocation.printer.for_people:
+        invocation.printer.rows(found, (), of="revision")
+        return
+    lines = [
+        {
+            "revision": row.revision,
+            "at": registry_calls.format_time(row.at_ms),
+            "by": row.by,
+            "rollout": row.state,
+            "name": row.name,
+            "act": row.act,
+            "field": field,
+            "was": before,
+            "became": after,
+        }
+        for row in found
+        for field, (before, after) in (row.changes or {"": ("", "")}).items()
+    ]
+    shown = ("revision", "at", "by", "rollout", "name", "act", "field", "was", "became")
+    invocation.printer.rows(lines, shown, of="revision", empty=f"no revisions of {group}")
+
+
+@rollout.command(
+    examples=[
+        ("muster rollout undo web", "the last revision of the group web"),
+        ("muster rollout undo web --to 3", "what the group was after revision 3"),
+    ]
+)
+@click.argument("group")
+@click.option("--to", "revision", type=command.CountParam(1), help="The revision to return to.")
+@command.duration("--wait", None, "Wait up to this time until it is undone.")
+@connection.options
+@command.pass_invocation
+def undo(
+    invocation: command.Invocation,
+    group: str,
+    revision: int | None,
+    wait_s: float | None,
+    to: connection.ConnectionOptions,
+) -> None:
+    """Return the resources of a group to an earlier revision, wave by wave."""
+
+    async def work(fleet: client.ManageClient) -> rows.RolloutRow:
+        begun = await fleet.undo(group, to=revision)
+        if wait_s is None:
+            return begun
+        return await fleet.wait_rollout(begun.id, timeout_s=wait_s, progress=tell)
+
+    with invocation.printer.progress(f"undoing {group}") as say:
+        tell = _wave_notes(invocation, say)
+        result = registry_calls.call_registry(invocation, to, work)
+    invocation.printer.rows([result], _ROLLOUT, of="rollout")
+    if result.state == "stopped":
+        raise click.exceptions.Exit(1)
+
+
+def _control(invocation: command.Invocation, to: connection.ConnectionOptions, id: str, verb: str) -> None:
+    done = registry_calls.call_registry(invocation, to, lambda fleet: getattr(fleet, verb)(id))
+    invocation.printer.done(done, f"rollout {id} is {done.state}")
 
 
 @rollout.command(examples=[("muster rollout pause 1f2e3d4c", "")])
@@ -284,9 +381,8 @@ def show(invocation: command.Invocation, id: str, to: connection.ConnectionOptio
 @connection.options
 @command.pass_invocation
 def pause(invocation: command.Invocation, id: str, to: connection.ConnectionOptions) -> None:
-    """Pause a rollout after the current batch."""
-    done = registry_calls.call_registry(invocation, to, lambda fleet: fleet.pause(id))
-    invocation.printer.done(done, f"rollout {id} is {done.state}")
+    """Pause a rollout after the current wave."""
+    _control(invocation, to, id, "pause")
 
 
 @rollout.command(examples=[("muster rollout resume 1f2e3d4c", "")])
@@ -295,5 +391,13 @@ def pause(invocation: command.Invocation, id: str, to: connection.ConnectionOpti
 @command.pass_invocation
 def resume(invocation: command.Invocation, id: str, to: connection.ConnectionOptions) -> None:
     """Resume a paused or stopped rollout."""
-    done = registry_calls.call_registry(invocation, to, lambda fleet: fleet.resume(id))
-    invocation.printer.done(done, f"rollout {id} is {done.state}")
+    _control(invocation, to, id, "resume")
+
+
+@rollout.command(examples=[("muster rollout abort 1f2e3d4c", "")])
+@click.argument("id", shell_complete=live_names.ROLLOUTS)
+@connection.options
+@command.pass_invocation
+def abort(invocation: command.Invocation, id: str, to: connection.ConnectionOptions) -> None:
+    """End a rollout. An update that reverts itself when it fails is reverted."""
+    _control(invocation, to, id, "abort")

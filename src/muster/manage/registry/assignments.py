@@ -122,6 +122,7 @@ class AssignmentProcessor:
         self.agents: dict[str, records.AgentRecord] = {}
         self.managers: dict[str, records.ManagerRecord] = {}
         self.renewed: set[str] = set()  # managers that renewed in this term, including expired ones
+        self.deviating: set[str] = set()  # resources that are not in their desired state
         self.epoch = 0  # the highest assigned epoch
         # After the first and up to the second of a pair: assigned after a backup that was restored
         self.lost_epochs: list[tuple[int, int]] = []
@@ -144,6 +145,7 @@ class AssignmentProcessor:
     def accept(self, changes: records.RegistryChanges) -> set[str]:
         """Apply committed changes. Returns the managers to notify."""
         touched: set[str] = set()
+        judged = {*changes.resources, *changes.statuses}
         self.epoch = max(self.epoch, changes.epoch)
         for name, agent in changes.agents.items():
             before_agent = self.agents.pop(name, None)
@@ -151,6 +153,7 @@ class AssignmentProcessor:
                 self.agents[name] = agent
                 if agent.cordoned != (before_agent is not None and before_agent.cordoned):
                     touched.update(self.hosted(name))
+                    judged.update(self.hosted(name))
         for name, resource in changes.resources.items():
             for version in (self.resources.get(name), resource):
                 touched |= set(version.spec.depends_on) if version is not None else set()
@@ -170,7 +173,20 @@ class AssignmentProcessor:
                 status.generation,
             ):
                 touched |= self._index.dependants.get(name, set())
+        for name in judged:
+            (self.deviating.discard if self._is_as_desired(name) else self.deviating.add)(name)
         return self._touch(touched)
+
+    def _is_as_desired(self, name: str) -> bool:
+        """Whether nothing about it is to be waited for; also if it does not exist."""
+        resource, status = self.resources.get(name), self.statuses.get(name)
+        if resource is None or resource.deleting:
+            return True
+        if status is None or status.generation != resource.generation:
+            return False
+        if self.desired_state(name) is UP:
+            return self.state_of(name) in WORKS
+        return status.state is health.HealthState.DOWN
 
     @property
     def sorted_names(self) -> list[str]:
@@ -201,6 +217,10 @@ class AssignmentProcessor:
     def hosted(self, agent: str) -> Collection[str]:
         """The resources of an agent."""
         return self._index.hosted.get(agent, ())
+
+    def zone_of(self, agent: str) -> str:
+        known = self.agents.get(agent)
+        return known.zone if known is not None else ""
 
     def agent_of(self, name: str) -> str | None:
         """The agent on which a resource belongs, also under the name from which it is being renamed."""
@@ -610,6 +630,7 @@ class AssignmentProcessor:
         assert set(self.owners) <= set(self.resources)
         assert set(self.statuses) <= set(self.resources)
         assert set(self._changes.released) <= set(self.managers)
+        assert self.deviating == {name for name in self.resources if not self._is_as_desired(name)}
 
 
 def _next_epoch(changes: records.RegistryChanges, above: int) -> int:

@@ -428,9 +428,11 @@ class RegistryEndpoint(lifecycle.ServiceContext):
         async with self._write:
             yield self._acting()
 
-    async def commit(self, changes: records.RegistryChanges) -> None:
-        """Store the changes, which are then applied. Only within `writing`."""
-        await self._store(registry_log.written(changes, epoch=self._acting().epoch))
+    async def commit(
+        self, changes: records.RegistryChanges, more: Iterable[registry_log.RecordChange] = ()
+    ) -> None:
+        """Store the changes, which are then applied, with ``more`` records. Only within `writing`."""
+        await self._store([*registry_log.written(changes, epoch=self._acting().epoch), *more])
         if changes.resources:
             self._wake.set()
 

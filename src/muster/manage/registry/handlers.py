@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 
 READS = (
     *("plan", "get", "existing", "describe", "enumerate", "summary", "agents", "managers"),
-    *("attributes", "check-condition", "rollouts", "rollout-steps", "secrets", "secret-key"),
+    *("attributes", "check-condition", "rollouts", "rollout-steps", "revisions", "secrets", "secret-key"),
     *("orphans", "forgotten", protocol.LOGS, *protocol.ENROLMENT_READS),
 )
 CHANGES = (
     *("apply", "create", "put", "rename", "delete", "drain", "undrain", "forget"),
-    *("exec", "rollout", "pause", "resume", "secret-set", "secret-delete", protocol.SECRET),
+    *("exec", "rollout", "pause", "resume", "abort", "undo", "secret-set", "secret-delete", protocol.SECRET),
     protocol.ENROLMENT_SET,
 )
 NAMES_MAX = 1_000  # names in a reply; all are counted
@@ -132,9 +132,9 @@ class RegistryHandlers:
                 return rows.SecretDeleted(deleted=arguments["name"])
             case protocol.ENROLMENT_SET:
                 return self._enrolment_store.get(arguments["token"])
-            case "rollout":
+            case "rollout" | "undo":
                 return await self.rollouts.row(rollout.rollout_id(request))
-            case _:  # pause, resume
+            case _:  # pause, resume, abort
                 return await self.rollouts.row(arguments["id"])
 
     async def authorize(
@@ -160,9 +160,14 @@ class RegistryHandlers:
         async with self._registry.writing() as state:
             specs = await asyncio.to_thread(agent_selection.place_entries, state, entries)
             self._secret_store.check(specs)
+            targets = self.rollouts.targets()
+            if joined := _same_update(state, specs, targets):
+                return rows.ApplyResult(counts={"keep": len(specs)}, changed_count=0, rollout=joined)
             steps, changes = await asyncio.to_thread(_decide, state, specs, by)
             notes = _notes(state, specs, changes)
-            if changes:
+            update = _update_steps(state, changes)
+            id = await self._begin_update(state, by, update) if update else ""
+            if changes and not update:
                 await self._registry.commit(changes)
         return rows.ApplyResult(
             notes=notes,
@@ -170,7 +175,16 @@ class RegistryHandlers:
             changed_count=len(changes.resources),
             changed=heapq.nsmallest(NAMES_MAX, changes.resources),
             deleting=[step.name for step in steps if step.act == "delete"][:NAMES_MAX],
+            rollout=id,
         )
+
+    async def _begin_update(
+        self, state: assignments.AssignmentProcessor, by: str, steps: dict[str, rollout.RolloutStep]
+    ) -> str:
+        engine, changes, written = self.rollouts.prepare(state, by, steps)
+        await self._registry.commit(changes, written)
+        self.rollouts.start(engine)
+        return engine.rollout.id
 
     async def _plan(self, entries: manifest.Entries, after: str = "") -> dict[str, Any]:
         """A page of the plan; ``after`` is the number of the last step of the previous page."""
@@ -462,6 +476,23 @@ class RegistryHandlers:
     async def _resume(self, by: str, id: str) -> rows.RolloutRow:
         return await self.rollouts.set_state(id, rollout.RUNNING, "")
 
+    async def _abort(self, by: str, id: str) -> rows.RolloutRow:
+        return await self.rollouts.set_state(id, rollout.STOPPED, f"aborted by {by}")
+
+    async def _undo(self, by: str, group: str, to: int | None = None) -> rows.RolloutRow:
+        """Return a group to what it was after the revision ``to``, or before its last one."""
+        async with self._registry.writing() as state:
+            steps = self.rollouts.undo_steps(state, group, to)
+            if not steps:
+                raise errors.Conflict(f"the group {group!r} is already as it was then")
+            id = await self._begin_update(state, by, steps)
+        return await self.rollouts.row(id)
+
+    async def _revisions(self, group: str, after: str = "", limit: int = PAGE) -> dict[str, Any]:
+        found = {f"{row.revision:09}/{row.name}": row for row in self.rollouts.revisions(group)}
+        keys = sorted(key for key in found if key > after)
+        return views.page(keys, found.__getitem__, max(1, min(limit, PAGE)))
+
     # Secrets
 
     async def _secrets(self, after: str = "", limit: int = PAGE) -> dict[str, Any]:
@@ -502,11 +533,43 @@ def _decide(
     state: assignments.AssignmentProcessor, specs: list[protocol.ResourceSpec], by: str
 ) -> tuple[list[rows.PlanStep], records.RegistryChanges]:
     """The steps of the plan and the changes to store, computed together."""
-    steps = registry_plan.plan(state.resources, specs)
+    steps = registry_plan.plan(state.resources, specs, state.zone_of, state.deviating)
     changes = state.apply(specs, by)
     leftover = [step.name for step in steps if step.act == "delete"]
     changes.resources |= state.delete(leftover, by).resources
     return steps, changes
+
+
+def _same_update(
+    state: assignments.AssignmentProcessor,
+    specs: list[protocol.ResourceSpec],
+    targets: Mapping[str, tuple[protocol.ResourceSpec, str]],
+) -> str:
+    """The id of the active update that already leads to these specifications."""
+    ids = {targets[spec.name][1] for spec in specs if spec.name in targets}
+    if not ids or registry_plan.removed_topology_brokers(state.resources, specs):
+        return ""
+    for spec in specs:
+        known = state.resources.get(spec.name)
+        if spec != (targets[spec.name][0] if spec.name in targets else known and known.spec):
+            return ""
+    return max(ids)
+
+
+def _update_steps(
+    state: assignments.AssignmentProcessor, changes: records.RegistryChanges
+) -> dict[str, rollout.RolloutStep]:
+    """The steps of an update: if something exists that changes, or has a policy. Otherwise there are none."""
+    steps = {
+        name: rollout.RolloutStep(
+            before=state.resources[name].spec if name in state.resources else None,
+            after=None if record.deleting else record.spec,
+        )
+        for name, record in changes.resources.items()
+        if record is not None
+    }
+    is_update = any(step.before is not None or step.policy is not None for step in steps.values())
+    return steps if is_update else {}
 
 
 def _notes(
@@ -530,7 +593,8 @@ def _notes(
 def _page_of_plan(
     state: assignments.AssignmentProcessor, entries: manifest.Entries, after: str
 ) -> dict[str, Any]:
-    steps = registry_plan.plan(state.resources, agent_selection.place_entries(state, entries))
+    specs = agent_selection.place_entries(state, entries)
+    steps = registry_plan.plan(state.resources, specs, state.zone_of, state.deviating)
     start = int(after) + 1 if after.isdecimal() else 0
     numbers = map(str, range(start, len(steps)))
     return views.page(numbers, lambda number: steps[int(number)], len(steps))

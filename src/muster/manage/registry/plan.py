@@ -1,8 +1,9 @@
-"""The plan of an `apply`: what it would do. Pure."""
+"""The plan of an `apply`: what it would do, in which waves. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import collections
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -14,26 +15,67 @@ CHANGES_BYTES_MAX = 128 << 10  # for one line
 
 
 def plan(
-    before: Mapping[str, records.ResourceRecord], specs: list[protocol.ResourceSpec]
+    before: Mapping[str, records.ResourceRecord],
+    specs: list[protocol.ResourceSpec],
+    zone_of: Callable[[str], str] = lambda agent: "",
+    unhealthy: Collection[str] = (),
 ) -> list[rows.PlanStep]:
-    """A step for each resource, in the order of execution; those of one wave run at the same time."""
+    """A step for each resource, in the order of execution; those of one wave run at the same time.
+
+    ``zone_of`` an agent. ``unhealthy``: resources that are not in their desired state.
+    """
     steps, by_name = [], {spec.name: spec for spec in specs}
-    for number, wave in enumerate(
-        dependencies.dependency_waves({spec.name: spec.depends_on for spec in specs}), start=1
-    ):
-        for name in wave:
-            spec = by_name[name]
-            known = before.get(name)
-            changes = differences(known.spec, spec) if known else {}
-            act = "create" if known is None else "change" if changes else "keep"
-            steps.append(
-                rows.PlanStep(wave=number, act=act, name=name, type=spec.type, changes=_bounded(changes))
-            )
+    changed = {spec.name for spec in specs if spec.name in before and before[spec.name].spec != spec}
+    waves = update_waves(by_name, changed, zone_of, unhealthy)
+    for name in sorted(by_name, key=lambda name: (waves[name], name)):
+        spec = by_name[name]
+        known = before.get(name)
+        changes = differences(known.spec, spec) if known else {}
+        act = "create" if known is None else "change" if changes else "keep"
+        steps.append(
+            rows.PlanStep(wave=waves[name], act=act, name=name, type=spec.type, changes=bounded(changes))
+        )
     steps += [
         rows.PlanStep(wave=1, act="delete", name=name, type=before[name].spec.type)
         for name in removed_topology_brokers(before, specs)
     ]
     return steps
+
+
+def update_waves(
+    specs: Mapping[str, protocol.ResourceSpec],
+    changed: Collection[str],
+    zone_of: Callable[[str], str],
+    unhealthy: Collection[str],
+) -> dict[str, int]:
+    """The wave of each resource, from 1: after its dependencies; of those of a group that are ``changed`` and
+    have an update policy, at most ``max_parallel`` in a wave and never of two zones. What does not work comes
+    first.
+    """
+    waves: dict[str, int] = {}
+    last = 0
+    for level in dependencies.dependency_waves({name: spec.depends_on for name, spec in specs.items()}):
+        groups: dict[str, list[str]] = collections.defaultdict(list)
+        for name in level:
+            if name in changed and specs[name].update is not None:
+                groups[specs[name].group].append(name)
+            else:
+                waves[name] = last + 1
+        most = 1
+        for names in groups.values():
+            zones = {name: zone_of(specs[name].agent) for name in names}
+            names.sort(key=lambda name: (name not in unhealthy, zones[name], name))
+            number, size, former = 0, 0, ""
+            for name in names:
+                policy = specs[name].update or protocol.AT_ONCE
+                limit = policy.canary if number == 1 and policy.canary else policy.max_parallel
+                if not number or size >= limit or zones[name] != former:
+                    number, size = number + 1, 0
+                size, former = size + 1, zones[name]
+                waves[name] = last + number
+            most = max(most, number)
+        last += most
+    return waves
 
 
 def removed_topology_brokers(
@@ -66,7 +108,7 @@ def differences(before: protocol.ResourceSpec, after: protocol.ResourceSpec) -> 
     }
 
 
-def _bounded(changes: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
+def bounded(changes: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
     """Omit and count fields that make a line too long."""
     if len(msgspec.json.encode(changes)) <= CHANGES_BYTES_MAX:
         return changes

@@ -1,11 +1,12 @@
-"""Execution of rollouts: batch after batch, each stored before it starts, so that another registry can
+"""Execution of rollouts: wave after wave, each stored before it starts, so that another registry can
 continue.
 
-`rollout` contains the decisions; the operations go through the managers of the resources (`operations`).
-`run` periodically looks for running rollouts without a task: after a take-over, a lost connection, or a start
-in doubt. A rollout that cannot continue is stopped with the reason.
+`rollout` contains the decisions; the operations go through the managers of the resources (`operations`), and
+the changes of an update are committed together with its steps. `run` periodically looks for running rollouts
+without a task: after a take-over, a lost connection, or a start in doubt. A rollout that cannot continue is
+stopped with the reason.
 
-A rollout is one record and each of its steps another, so a batch writes only what it changed.
+A rollout is one record and each of its steps another, so a wave writes only what it changed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,7 +22,15 @@ import msgspec
 from muster.core import errors, messages
 from muster.core.telemetry import log
 from muster.manage import protocol, rows
-from muster.manage.registry import operations, registry_log, rollout, views
+from muster.manage.registry import (
+    assignments,
+    operations,
+    records,
+    registry_log,
+    rollout,
+    views,
+)
+from muster.manage.registry import plan as registry_plan
 from muster.supervision import tasks
 
 if TYPE_CHECKING:
@@ -32,19 +41,55 @@ events = log.EventLog("manage")
 ROLLOUTS, STEPS = "manage.rollouts", "manage.rollout-steps"
 STEPS_MAX = 200_000
 KEPT, STEPS_KEPT = 100, 2 * STEPS_MAX  # rollouts that are kept, and their steps
+SIZE_KEPT = 64 << 20  # of the steps of updates, which contain specifications
 LOOK_S = 2.0
-RETRY_S = 0.5
 HEALTH_LOOK_S, HEALTH_LOOK_EACH_S = 0.1, 1e-4  # longer for a large batch, because all of it is visited
+WAIT_LOOK_S, WAIT_LOOK_EACH_S = 0.25, 1e-5  # while nothing can begin, for each resource that does not work
+LOGS_MAX, LOG_LINES, LOG_BYTES, LOGS_S = 3, 20, 2_000, 8.0
+ACTIVE = (rollout.RUNNING, rollout.PAUSED, rollout.STOPPING)
+
+
+class FleetView:
+    """The fleet, as `rollout.RolloutView`."""
+
+    def __init__(self, state: assignments.AssignmentProcessor, running: rollout.Rollout) -> None:
+        self._state = state
+        self._members: dict[str, set[str]] = {group: set() for group in running.groups}
+        for name, resource in state.resources.items() if running.groups else ():
+            if resource.spec.group in self._members and resource.spec.update is not None:
+                self._members[resource.spec.group].add(name)
+        for name, step in running.steps.items() if running.groups else ():
+            if step.spec is not None and step.policy is not None:
+                self._members.setdefault(step.spec.group, set()).add(name)
+
+    @property
+    def unhealthy(self) -> Collection[str]:
+        return self._state.deviating
+
+    def members(self, group: str) -> Collection[str]:
+        return self._members.get(group, ())
+
+    def health(self, name: str) -> rollout.StepHealth | None:
+        if name not in self._state.resources:
+            return None
+        row = views.resource_row(self._state, name)
+        return rollout.StepHealth(
+            is_healthy=rows.is_in(row, None),
+            is_settled=rows.is_settled(row),
+            is_given_up=rows.is_given_up(row),
+            run=(row.restarts, row.since_ms, row.agent),
+            reason=f"{row.state}: {row.reason}" if row.reason else row.state,
+        )
 
 
 class RolloutExecutor:
     def __init__(self, registry: endpoint.RegistryEndpoint) -> None:
         self._registry = registry
         self._tasks = tasks.TaskSupervisor(f"rollouts of registry {registry.name}")
-        self._running: set[str] = set()
-        self._live: dict[str, rollout.Rollout] = {}
+        self._live: dict[str, rollout.RolloutEngine] = {}
         self._ended = False
-        self._writing = asyncio.Lock()  # held from the decision about a state until it is stored
+
+    # Operations on many resources
 
     async def begin(self, by: str, plan: dict[str, Any], names: list[str]) -> rows.RolloutRow:
         try:
@@ -56,20 +101,147 @@ class RolloutExecutor:
                 f"a rollout of {len(names)} resources exceeds the limit of {STEPS_MAX}",
                 hint="narrow the selection",
             )
-        steps = {name: rollout.RolloutStep() for name in names}
         begun = rollout.Rollout(
             id=rollout.rollout_id(registry_log.executing.get()),
             by=by,
             plan=rollout_plan,
-            steps=steps,
+            steps={name: rollout.RolloutStep() for name in names},
             at_ms=int(time.time() * 1000),
         )
         begun.batch_size()
-        begun.update_state()
-        old = self._expired_keys()
-        await self._write(begun, names, old)
-        self._start_task(begun)
+        engine = rollout.RolloutEngine(begun, _now())
+        engine.conclude(_now())
+        async with self._registry.writing():
+            await self._registry.write([*self._expired(), *_records(begun.header(), begun.steps)])
+        self.start(engine)
         return begun.header().summary()
+
+    # Updates
+
+    def prepare(
+        self,
+        state: assignments.AssignmentProcessor,
+        by: str,
+        steps: dict[str, rollout.RolloutStep],
+        *,
+        id: str = "",
+        reverts: str = "",
+    ) -> tuple[rollout.RolloutEngine, records.RegistryChanges, list[registry_log.RecordChange]]:
+        """An update whose first steps have begun, their changes, and its records: to be committed together,
+        and then to be started. Other updates of these resources are superseded."""
+        set_waves(state, steps)
+        begun = rollout.Rollout(
+            id=id or rollout.rollout_id(registry_log.executing.get()),
+            by=by,
+            plan=rows.RolloutPlan(operation=rollout.UPDATE),
+            steps=steps,
+            at_ms=int(time.time() * 1000),
+            revision=1 + max((header.revision for header in self._headers()), default=0),
+            groups=tuple(sorted({step.spec.group for step in steps.values() if step.spec is not None})),
+            reverts=reverts,
+            waves=max((step.wave for step in steps.values()), default=0),
+        )
+        engine = rollout.RolloutEngine(begun, _now())
+        names = engine.tick(_now(), FleetView(state, begun))
+        changes = promote(state, engine, names)
+        written = list(_records(begun.header(), steps))
+        begun.size = sum(len(value) for _, _, value in written if value is not None)
+        written[0] = next(_records(begun.header(), {}))
+        engine.changed.clear()
+        superseded = [
+            header
+            for header in (self._superseded(other, begun) for other in self.active_updates())
+            if header is not None
+        ]
+        written += [record for header in superseded for record in _records(header, {})]
+        return engine, changes, [*self._expired(), *written]
+
+    @staticmethod
+    def _superseded(other: rollout.Rollout, by: rollout.Rollout) -> rollout.Rollout | None:
+        left = {*other.named(rollout.PENDING), *other.named(rollout.RUNNING), *other.named(rollout.FAILED)}
+        if other.id == by.reverts or not left & by.steps.keys():
+            return None
+        reason = f"rollout {by.id} replaces it"
+        return msgspec.structs.replace(other.header(), state=rollout.SUPERSEDED, reason=reason)
+
+    def active_updates(self) -> list[rollout.Rollout]:
+        """Updates that have not ended, with their steps."""
+        headers = [header for header in self._headers() if header.is_update and header.state in ACTIVE]
+        return [
+            self._live[each.id].rollout if each.id in self._live else self._load(each.id) for each in headers
+        ]
+
+    def targets(self) -> dict[str, tuple[protocol.ResourceSpec, str]]:
+        """Specifications that resources will have when the active updates are done, and the ids of these."""
+        return {
+            name: (step.after, update.id)
+            for update in self.active_updates()
+            if not update.reverts
+            for name, step in update.steps.items()
+            if step.after is not None and step.state in (rollout.PENDING, rollout.RUNNING, rollout.DONE)
+        }
+
+    def undo_steps(
+        self, state: assignments.AssignmentProcessor, group: str, to: int | None
+    ) -> dict[str, rollout.RolloutStep]:
+        """The steps that return a group to what it was after a revision; without one, before its last."""
+        headers = sorted(self._updates_of(group), key=lambda header: -header.revision)
+        if not headers:
+            raise errors.NotFound(f"no revision of the group {group!r}", hint="updates of it are revisions")
+        kept = [header.revision for header in reversed(headers)]
+        if to is None:
+            to = kept[-1] - 1
+        elif to not in kept:
+            raise errors.NotFound(
+                f"the group {group!r} has no revision {to}", hint=f"it has {', '.join(map(str, kept))}"
+            )
+        targets: dict[str, protocol.ResourceSpec | None] = {}
+        removed: set[str] = set()
+        for header in (header for header in headers if header.revision > to):
+            for name, step in self._load(header.id).steps.items():
+                is_begun = step.state not in (rollout.PENDING, rollout.SKIPPED)
+                if is_begun and step.spec is not None and step.spec.group == group:
+                    targets[name] = step.before
+                    removed |= {name} if step.after is None else set()
+        steps = {}
+        for name, target in targets.items():
+            known = state.resources.get(name)
+            if known is None and (target is None or name not in removed):
+                continue  # it was deleted by a user
+            if known is None or target is None or known.spec != target:
+                steps[name] = rollout.RolloutStep(before=known.spec if known else None, after=target)
+        for name, step in steps.items():
+            for dependency in step.after.depends_on if step.after else ():
+                if dependency not in state.resources and dependency not in steps:
+                    raise errors.Conflict(
+                        f"{name!r} depended on {dependency!r}, which does not exist any more"
+                    )
+        return steps
+
+    def revisions(self, group: str) -> list[rows.RevisionRow]:
+        """What each revision has changed in the resources of a group, oldest first."""
+        return [
+            rows.RevisionRow(
+                revision=header.revision,
+                at_ms=header.at_ms,
+                by=header.by,
+                rollout=header.id,
+                state=header.state,
+                name=name,
+                act="create" if step.before is None else "delete" if step.after is None else "change",
+                changes=registry_plan.bounded(
+                    registry_plan.differences(step.before, step.after) if step.before and step.after else {}
+                ),
+            )
+            for header in sorted(self._updates_of(group), key=lambda header: header.revision)
+            for name, step in self._load(header.id).steps.items()
+            if step.spec is not None and step.spec.group == group and step.state != rollout.PENDING
+        ]
+
+    def _updates_of(self, group: str) -> list[rollout.Rollout]:
+        return [header for header in self._headers() if header.is_update and group in header.groups]
+
+    # What users see
 
     async def page(self, id: str | None, after: str, limit: int) -> dict[str, Any]:
         """A page of rollouts, oldest first, or the one with this id."""
@@ -79,7 +251,7 @@ class RolloutExecutor:
 
         def row(key: str) -> rows.RolloutRow:
             live = self._live.get(headers[key].id)
-            return (live.header() if live is not None else headers[key]).summary()
+            return (live.rollout.header() if live is not None else headers[key]).summary()
 
         return views.page(sorted(key for key in headers if key > after), row, limit)
 
@@ -92,34 +264,50 @@ class RolloutExecutor:
         if self._registry.log.get(ROLLOUTS, id) is None:
             raise errors.NotFound(f"no rollout {id!r}")
         prefix = f"{id}/"
-        records = self._registry.log.scan(
+        found = self._registry.log.scan(
             STEPS, prefix=prefix, after=f"{prefix}{after}" if after else "", limit=limit + 1
         )
-        values = {record.key.removeprefix(prefix): record.value for record in records}
+        values = {record.key.removeprefix(prefix): record.value for record in found}
 
         def row(name: str) -> rows.RolloutStepRow:
             step = msgspec.json.decode(values[name], type=rollout.RolloutStep)
-            return rows.RolloutStepRow(name=name, state=step.state, reason=step.reason, result=step.result)
+            return rows.RolloutStepRow(
+                name=name, state=step.state, reason=step.reason, result=step.result, wave=step.wave
+            )
 
         return views.page(values, row, limit)
 
     async def set_state(self, id: str, state: str, reason: str) -> rows.RolloutRow:
-        """Pause or resume a rollout."""
-        async with self._writing:
-            current = self._live.get(id) or self._load(id)
-            if current.state not in (rollout.RUNNING, rollout.PAUSED, rollout.STOPPED):
+        """Pause, resume or abort (`rollout.STOPPED`) a rollout."""
+        async with self._registry.writing():
+            engine = self._live.get(id) or rollout.RolloutEngine(self._load(id), _now())
+            current = engine.rollout
+            allowed = (
+                rollout.RUNNING,
+                rollout.PAUSED,
+                *((rollout.STOPPED,) if state != rollout.STOPPED else ()),
+            )
+            if current.state not in allowed:
                 raise errors.Conflict(f"rollout {id} is {current.state}")
-            plan, again = current.plan, dict[str, rollout.RolloutStep]()
-            if current.state == rollout.STOPPED and state == rollout.RUNNING:
-                plan = msgspec.structs.replace(plan, errors_max=len(current.steps))
-                again = current.retry_unreachable()
-            changed = msgspec.structs.replace(current, state=state, reason=reason, plan=plan)
-            changed.update_state()  # it may have been stopped by its last batch
-            header = changed.header()
-            await self._registry.write(_records(header, again))
-            current.state, current.reason, current.plan = header.state, header.reason, header.plan
-            self._start_task(current)
-        return header.summary()
+            if current.reverted_by:
+                raise errors.Conflict(f"rollout {id} was reverted by {current.reverted_by}")
+            before = current.state, current.reason, current.plan, current.is_reverting
+            match state:
+                case rollout.PAUSED:
+                    current.state, current.reason = state, reason
+                case rollout.RUNNING:
+                    engine.resume(_now())
+                case _:
+                    engine.abort(reason)
+            try:
+                await self._save(engine)
+            except errors.MusterError:
+                current.state, current.reason, current.plan, current.is_reverting = before
+                raise
+            self.start(engine)
+        return current.header().summary()
+
+    # Running
 
     async def run(self) -> None:
         """Continue running rollouts, until cancelled."""
@@ -128,39 +316,44 @@ class RolloutExecutor:
             while True:
                 with contextlib.suppress(errors.MusterError):
                     for header in self._headers():
-                        if header.state == rollout.RUNNING and header.id not in self._running:
-                            async with self._writing:
-                                self._start_task(self._load(header.id))
+                        if (
+                            header.state in (rollout.RUNNING, rollout.STOPPING)
+                            and header.id not in self._live
+                        ):
+                            async with self._registry.writing():
+                                self.start(rollout.RolloutEngine(self._load(header.id), _now()))
                 await asyncio.sleep(LOOK_S)
         finally:
             self._ended = True  # another registry continues rollouts that begin from now on
             await self._tasks.close()
 
-    def _start_task(self, running: rollout.Rollout) -> None:
-        if running.state == rollout.RUNNING and running.id not in self._running and not self._ended:
-            self._running.add(running.id)
-            self._live[running.id] = running
-            task = self._tasks.spawn(f"rollout {running.id}", self._run(running))
-            task.add_done_callback(lambda _: self._forget(running.id))
+    def start(self, engine: rollout.RolloutEngine) -> None:
+        """Continue a rollout that is stored. Those that it supersedes end."""
+        running = engine.rollout
+        for other in self._live.values():
+            record = self._registry.log.get(ROLLOUTS, other.rollout.id)
+            stored = record and msgspec.json.decode(record.value, type=rollout.Rollout)
+            if stored and stored.state == rollout.SUPERSEDED:
+                other.rollout.state, other.rollout.reason = stored.state, stored.reason
+        if not engine.is_idle and running.id not in self._live and not self._ended:
+            self._live[running.id] = engine
+            task = self._tasks.spawn(f"rollout {running.id}", self._run(engine))
+            task.add_done_callback(lambda _: self._live.pop(running.id, None))
 
-    def _forget(self, id: str) -> None:
-        self._running.discard(id)
-        self._live.pop(id, None)
-
-    async def _run(self, running: rollout.Rollout) -> None:
+    async def _run(self, engine: rollout.RolloutEngine) -> None:
         registry_log.executing.set("")  # the request that started it has been recorded
+        running = engine.rollout
         try:
-            await self._run_batches(running)
+            await self._advance(engine)
         except errors.Unavailable as error:  # `run` continues from the stored state
             events.warning("rollout-interrupted", rollout=running.id, error=error)
             return
         except Exception as error:  # noqa: BLE001  (it must not stay "running" forever)
             events.error("rollout-failed", rollout=running.id, error=error)
-            running.state, running.reason = (
-                rollout.STOPPED,
-                f"it cannot continue: {error}"[: rollout.REASON_MAX],
-            )
-            await self._save(running, ())
+            running.state = rollout.STOPPED
+            running.reason = f"it cannot continue: {error}"[: rollout.REASON_MAX]
+            async with self._registry.writing():
+                await self._save(engine)
         if running.state == rollout.PAUSED:
             return
         header = running.header()
@@ -176,65 +369,85 @@ class RolloutExecutor:
             **{state: str(count) for state, count in header.counts.items()},
         )
 
-    async def _run_batches(self, running: rollout.Rollout) -> None:
-        while batch := running.next_batch():
-            running.begin(batch)
-            await self._save(running, batch)
-            orders = [
-                protocol.OperationOrder(
-                    id=rollout.order_id(running.id, name),
-                    resource=name,
-                    operation=running.plan.operation,
-                    arguments=running.plan.arguments,
-                    timeout_s=running.plan.timeout_s,
-                )
-                for name in batch
-            ]
-            answers = await operations.submit_operation(self._registry, orders, running.by)
-            done = {
-                name: answer.code
-                for name, answer in zip(batch, answers, strict=True)
-                if answer.outcome is messages.DecisionOutcome.DONE
-            }
-            problems = (
-                await self._find_unhealthy(done, running.plan.healthy_s) if running.plan.healthy_s else {}
+    async def _advance(self, engine: rollout.RolloutEngine) -> None:
+        running, view = engine.rollout, FleetView(self._registry.state, engine.rollout)
+        while True:
+            async with self._registry.writing() as state:
+                before = running.state
+                begun = engine.tick(_now(), view)
+                changes = promote(state, engine, begun) if running.is_update else None
+                if engine.changed or running.state != before:
+                    await self._save(engine, changes)
+            if engine.operating:
+                await self._operate(engine)
+            elif running.state == rollout.STOPPING:
+                await self._end_failed(engine)
+            elif engine.is_idle:
+                return
+            elif count := running.number(rollout.RUNNING):
+                await asyncio.sleep(HEALTH_LOOK_S + count * HEALTH_LOOK_EACH_S)
+            else:
+                await asyncio.sleep(WAIT_LOOK_S + len(view.unhealthy) * WAIT_LOOK_EACH_S)
+
+    async def _operate(self, engine: rollout.RolloutEngine) -> None:
+        """A step that was running when a previous registry ended is repeated under the same id: the agents
+        know its outcome."""
+        running, names = engine.rollout, sorted(engine.operating)
+        orders = [
+            protocol.OperationOrder(
+                id=rollout.order_id(running.id, name),
+                resource=name,
+                operation=running.plan.operation,
+                arguments=running.plan.arguments,
+                timeout_s=running.plan.timeout_s,
             )
-            async with self._writing:  # a pause or resume that is being stored comes first
-                for name, answer in zip(batch, answers, strict=True):
-                    running.end(name, answer, problems.get(name, ""))
-                running.update_state()
-            await self._save(running, batch)
-            if running.state == rollout.RUNNING and running.next_batch():
-                await asyncio.sleep(running.plan.pause_s)
+            for name in names
+        ]
+        answers = await operations.submit_operation(self._registry, orders, running.by)
+        for name, answer in zip(names, answers, strict=True):
+            engine.operated(name, answer, _now())
 
-    async def _find_unhealthy(self, codes: dict[str, str], within_s: float) -> dict[str, str]:
-        """Wait until the resources are settled in their desired state. Returns why others are not.
+    async def _end_failed(self, engine: rollout.RolloutEngine) -> None:
+        """Read the logs of what failed before they have those of another run; then return to what was
+        before."""
+        running = engine.rollout
+        for name in running.named(rollout.FAILED)[:LOGS_MAX]:
+            running.steps[name].result = await self._log_of(running, name)
+            engine.changed.add(name)
+        async with self._registry.writing() as state:
+            if running.state != rollout.STOPPING:
+                return
+            steps = running.reversal() if running.is_reverting else {}
+            running.state = rollout.STOPPED
+            if not steps:
+                await self._save(engine)
+                return
+            id = records.derived_id(f"revert {running.id}", 8)
+            revert, changes, written = self.prepare(state, running.by, steps, id=id, reverts=running.id)
+            running.reverted_by = id
+            await self._save(engine, changes, written)
+            self.start(revert)
 
-        ``codes`` has those of their operations.
-        """
-        loop = asyncio.get_running_loop()
-        deadline, left = loop.time() + within_s, set(codes)
-        unknown = [name for name, code in codes.items() if code == protocol.NOT_CHECKPOINTED]
-        problems = dict.fromkeys(unknown, "its manager could not report its state")
-        while left := left - problems.keys():
-            state = self._registry.state
-            for name in sorted(left):
-                if name not in state.resources:  # it was deleted meanwhile
-                    left.discard(name)
-                    continue
-                row = views.resource_row(state, name)
-                if rows.is_settled(row):
-                    left.discard(name)
-                elif rows.is_given_up(row) or loop.time() > deadline:
-                    problems[name] = f"it is {row.state}: {row.reason}"
-            await asyncio.sleep(HEALTH_LOOK_S + len(left) * HEALTH_LOOK_EACH_S)
-        return problems
+    async def _log_of(self, running: rollout.Rollout, name: str) -> str | None:
+        order = protocol.OperationOrder(
+            id=f"{rollout.order_id(running.id, name)}-log",
+            resource=name,
+            operation=protocol.LOG_PAGE,
+            arguments={"lines": LOG_LINES, "bytes_max": LOG_BYTES},
+            timeout_s=LOGS_S,
+        )
+        try:
+            async with asyncio.timeout(LOGS_S):
+                (answer,) = await operations.submit_operation(self._registry, [order], running.by)
+        except TimeoutError:
+            return None
+        return rows.LogRow.of(name, answer).text[-LOG_BYTES:] or None
 
     # Records
 
     def _headers(self) -> list[rollout.Rollout]:
-        records = self._registry.log.scan(ROLLOUTS)
-        return [msgspec.json.decode(record.value, type=rollout.Rollout) for record in records]
+        found = self._registry.log.scan(ROLLOUTS)
+        return [msgspec.json.decode(record.value, type=rollout.Rollout) for record in found]
 
     def _load(self, id: str) -> rollout.Rollout:
         record = self._registry.log.get(ROLLOUTS, id)
@@ -248,33 +461,79 @@ class RolloutExecutor:
         }
         return loaded
 
-    def _expired_keys(self) -> list[str]:
-        """Keys of the oldest finished rollouts and their steps."""
-        finished = [header for header in self._headers() if header.state in (rollout.DONE, rollout.STOPPED)]
+    def _expired(self) -> Iterator[registry_log.RecordChange]:
+        """Deletions of the oldest finished rollouts and their steps."""
+        finished = [header for header in self._headers() if header.state not in ACTIVE]
         finished.sort(key=lambda header: header.at_ms, reverse=True)
-        keys: list[str] = []
-        steps = 0
+        steps = size = 0
         for number, header in enumerate(finished, start=2):  # with the one that begins
             steps += sum(header.counts.values())
-            if number > KEPT or steps > STEPS_KEPT:
-                keys += (record.key for record in self._registry.log.scan(STEPS, prefix=f"{header.id}/"))
-                keys.append(header.id)
-        return keys
+            size += header.size
+            if number > KEPT or steps > STEPS_KEPT or size > SIZE_KEPT:
+                for record in self._registry.log.scan(STEPS, prefix=f"{header.id}/"):
+                    yield STEPS, record.key, None
+                yield ROLLOUTS, header.id, None
 
-    async def _save(self, changed: rollout.Rollout, names: Iterable[str]) -> None:
-        """Retry until it can be stored: a batch must be recorded before it starts."""
-        while True:
+    async def _save(
+        self,
+        engine: rollout.RolloutEngine,
+        changes: records.RegistryChanges | None = None,
+        more: Iterable[registry_log.RecordChange] = (),
+    ) -> None:
+        """Store what has changed, all or none. Within `writing`."""
+        running = engine.rollout
+        steps = {name: running.steps[name] for name in engine.changed}
+        written = [*_records(running.header(), steps), *more]
+        if changes:
+            await self._registry.commit(changes, written)
+        else:
+            await self._registry.write(written)
+        engine.changed.clear()
+
+
+def set_waves(state: assignments.AssignmentProcessor, steps: Mapping[str, rollout.RolloutStep]) -> None:
+    """What is deleted comes last."""
+    kept = {
+        name: msgspec.structs.replace(step.after, update=step.policy)
+        for name, step in steps.items()
+        if step.after is not None
+    }
+    gated = {name for name in kept if steps[name].is_gated}
+    waves = registry_plan.update_waves(kept, gated, state.zone_of, state.deviating)
+    last = max(waves.values(), default=0) + 1
+    for name, step in steps.items():
+        step.wave = waves.get(name, last)
+
+
+def promote(
+    state: assignments.AssignmentProcessor, engine: rollout.RolloutEngine, names: Iterable[str]
+) -> records.RegistryChanges:
+    """The changes of steps that begin. A step whose resource was changed by somebody else is skipped."""
+    changes = records.RegistryChanges(epoch=state.epoch)
+    deleted = []
+    for name in names:
+        step, known = engine.rollout.steps[name], state.resources.get(name)
+        if known is None if step.before is not None else known is not None and known.spec != step.after:
+            engine.skip(name, "it was created or deleted meanwhile")
+        elif known is not None and (known.deleting or known.spec not in (step.before, step.after)):
+            engine.skip(name, "it was changed or deleted meanwhile")
+        elif step.after is None:
+            deleted.append(name)
+        else:
             try:
-                await self._write(changed, names, ())
-                return
-            except errors.Unavailable:
-                await asyncio.sleep(RETRY_S)
+                changes.resources |= state.apply([step.after], engine.rollout.by).resources
+            except errors.Conflict as error:
+                engine.fail(name, error.message)
+    try:
+        changes.resources |= state.delete(deleted, engine.rollout.by).resources
+    except errors.Conflict as error:
+        for name in deleted:
+            engine.fail(name, error.message)
+    return changes
 
-    async def _write(self, changed: rollout.Rollout, names: Iterable[str], old: Iterable[str]) -> None:
-        async with self._writing:
-            expired = [(STEPS if "/" in key else ROLLOUTS, key, None) for key in old]
-            steps = {name: changed.steps[name] for name in names}
-            await self._registry.write([*expired, *_records(changed.header(), steps)])
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _key(header: rollout.Rollout) -> str:
@@ -283,7 +542,7 @@ def _key(header: rollout.Rollout) -> str:
 
 
 def _records(
-    header: rollout.Rollout, steps: dict[str, rollout.RolloutStep]
+    header: rollout.Rollout, steps: Mapping[str, rollout.RolloutStep]
 ) -> Iterator[registry_log.RecordChange]:
     yield ROLLOUTS, header.id, msgspec.json.encode(header)
     for name, step in steps.items():

@@ -42,6 +42,7 @@ def _tables(name: str) -> Iterator[str]:
                 if kind == "process":
                     yield from _table("`health` of a process", health_checks.HealthCheck)
                     yield from _table("`limits` of a process", process.ProcessLimits)
+                    yield from _table("`cgroup` of a process", process.GroupLimits)
                 if kind == "http":
                     yield from _table("`start`, `stop` and `configure` of a service", http.HttpCall)
             yield from _table("A topology", topologies.Topology)

@@ -58,6 +58,8 @@ resources:
       directory: /tmp
       health: {kind: http, url: "http://127.0.0.1:8081/", every_s: 5, failures: 2, start_s: 60}
       limits: {memory_bytes: 1073741824, open_files: 4096}
+      umask: "027"
+      stop_signal: INT
       stop_s: 30
     restart: {policy: on-failure, attempts: 3, window_s: 600, delay_s: 1}
   - name: front                   # hosted by any agent that matches; started after db

@@ -7,11 +7,15 @@ import asyncio
 import contextlib
 import ctypes
 import functools
+import grp
 import os
 import pathlib
+import pwd
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from muster.core import errors
 from muster.supervision import responsiveness
 
 MARK = "MUSTER_RUN"  # the environment variable by which the processes of one run are found
@@ -93,6 +97,41 @@ def running_by_file(path: pathlib.Path, command: Sequence[str]) -> int | None:
         same_command = arguments == [os.fsencode(word) for word in command]
         return pid if same_command or since_s <= written_at_s + PID_FILE_SLACK_S else None
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessAccount:
+    """The user and group of a process, by number (-1: those of this process), and what they mean to it."""
+
+    user: int = -1
+    group: int = -1
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def account(user: str, group: str) -> ProcessAccount:
+    """The account of a user and a group, by names or numbers; empty: those of this process. Blocks.
+
+    Raises `errors.Refused` if there is none, or if this process may not start others under it.
+    """
+    try:
+        known = None if not user else pwd.getpwuid(int(user)) if user.isdecimal() else pwd.getpwnam(user)
+        gid = None if not group else int(group) if group.isdecimal() else grp.getgrnam(group).gr_gid
+    except (KeyError, OverflowError) as error:
+        raise errors.Refused(f"this machine has no such user or group: {error.args[0]}") from error
+    if gid is None and known is not None:
+        gid = known.pw_gid
+    is_own = known is None or known.pw_uid == os.geteuid()
+    if is_own and gid in (None, os.getegid()):
+        return ProcessAccount()
+    if os.geteuid() != 0:
+        raise errors.Refused(
+            f"this agent runs as user {os.geteuid()}, and may not start processes as another user or group",
+            hint="run the agent as root, or leave out `user` and `group`",
+        )
+    if known is None:
+        return ProcessAccount(group=-1 if gid is None else gid)
+    words = {"HOME": known.pw_dir, "USER": known.pw_name, "LOGNAME": known.pw_name, "SHELL": known.pw_shell}
+    return ProcessAccount(known.pw_uid, known.pw_gid if gid is None else gid, words)
 
 
 def _reap(pid: int) -> tuple[bool, int | None]:

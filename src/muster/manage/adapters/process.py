@@ -22,7 +22,7 @@ import secrets
 import signal
 import time
 from collections.abc import Callable, Coroutine
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -31,7 +31,7 @@ from muster.core.settings import sections
 from muster.core.telemetry import log
 from muster.manage import manifest, protocol
 from muster.manage.adapters import base, health_checks, output, shim
-from muster.supervision import os_process
+from muster.supervision import cgroups, os_process
 
 doc = sections.field_doc
 
@@ -53,6 +53,23 @@ class ProcessLimits(
     cpu_s: Annotated[int, doc("CPU time, after which the process is ended.", gt=0)] | None = None
 
 
+class GroupLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Limits of a control group (version 2), for all processes of a resource together."""
+
+    memory_bytes: Annotated[int, doc("Memory; beyond it, the kernel ends processes.", gt=0)] | None = None
+    cpus: Annotated[float, doc("Share of processors, such as 0.5 or 2.", gt=0, le=4096)] | None = None
+    processes: Annotated[int, doc("Number of processes and threads.", gt=0)] | None = None
+
+    def files(self) -> dict[str, str]:
+        """The values of the group's files."""
+        values = {
+            "memory.max": self.memory_bytes,
+            "cpu.max": None if self.cpus is None else f"{max(1_000, round(self.cpus * 100_000))} 100000",
+            "pids.max": self.processes,
+        }
+        return {file: str(value) for file, value in values.items() if value is not None}
+
+
 Value = str | dict[str, str]  # text, or {secret: REFERENCE}
 
 
@@ -65,14 +82,31 @@ class ProcessConfig(
     environment: Annotated[
         dict[str, Value], doc('Environment variables: text, or {secret: "store:NAME"}.')
     ] = {}
-    directory: Annotated[str, doc("Working directory (default: the resource's own folder).")] = ""
+    directory: Annotated[str, doc("Working directory (default: that of the agent).")] = ""
+    user: Annotated[
+        str,
+        doc("User to run as, by name or number (default: the agent's). Needs an agent that runs as root."),
+    ] = ""
+    group: Annotated[str, doc("Group to run as (default: that of the user).")] = ""
+    umask: Annotated[
+        str,
+        doc('Mode bits that are removed from new files, such as "027".', pattern=r"^([0-7]{3,4})?$(?!\n)"),
+    ] = ""
+    cgroup: Annotated[
+        GroupLimits, doc("Limits of a control group. Refused where the machine does not permit it.")
+    ] = msgspec.field(default_factory=GroupLimits)
     health: Annotated[health_checks.HealthCheck, doc("How to determine that the process works.")] = (
         msgspec.field(default_factory=health_checks.HealthCheck)
     )
     limits: Annotated[ProcessLimits, doc("Limits of the operating system.")] = msgspec.field(
         default_factory=ProcessLimits
     )
-    stop_s: Annotated[float, doc("Time between SIGTERM and SIGKILL when it is stopped.", ge=0, le=600)] = 10.0
+    stop_signal: Annotated[
+        Literal["TERM", "INT", "QUIT", "HUP", "USR1", "USR2"], doc("The signal that asks it to stop.")
+    ] = "TERM"
+    stop_s: Annotated[
+        float, doc("Time between `stop_signal` and SIGKILL when it is stopped.", ge=0, le=600)
+    ] = 10.0
     pid_file: Annotated[
         str, doc("Adopt the process whose pid is in this file, if it runs and wrote the file.")
     ] = ""
@@ -148,7 +182,7 @@ class ProcessAdapter(base.Adapter):
         elif token:
             self._exit_code = record.exit_code
             self._reason = f"{_ending(record.exit_code)} while its agent was not running"
-            await os_process.kill_members(token)
+            await self._kill_members(token)
         await self._adopt_from_file()
 
     async def close(self) -> None:
@@ -208,22 +242,32 @@ class ProcessAdapter(base.Adapter):
         await self._last_run_ended()
         if self._pid is not None:
             return
-        environment = dict(os.environ) if config.user_environment else {}
+        environment = {}
         for name, value in config.environment.items():
             environment[name] = value if isinstance(value, str) else await self.context.secret(value)
         self._spawning = True
         try:
+            account = await asyncio.to_thread(os_process.account, config.user, config.group)
+            own = dict(os.environ) if config.user_environment else {}
+            environment = {**own, **account.environment, **environment}
             for stale in ("leader", "birth"):
                 self.context.runtime.pop(stale, None)
-            self.context.runtime |= {"token": secrets.token_hex(16), "config": _identity(config)}
+            self.context.runtime |= {
+                "token": secrets.token_hex(16),
+                "config": _identity(config),
+                "cgroup": bool(config.cgroup.files()),
+            }
             self._record_generation()
             # Stored before the process exists: after a crash, it is found by its token.
             await self.context.save()
-            pid = await asyncio.to_thread(self._spawn, config, environment)
+            pid = await asyncio.to_thread(self._spawn, config, environment, account)
             self._exit_code = None
             self._watch(pid, await self._wait_for_command())
-        except (OSError, ValueError) as error:
-            self._set_state(health.HealthState.DOWN, f"cannot start: {error}")
+        except (OSError, ValueError, errors.Refused) as error:
+            hint = getattr(error, "hint", None)
+            self._set_state(
+                health.HealthState.DOWN, f"cannot start: {error}" + (f" ({hint})" if hint else "")
+            )
             raise errors.Refused(f"{self.context.name}: {self._reason}") from error
         finally:
             self._spawning = False
@@ -245,7 +289,7 @@ class ProcessAdapter(base.Adapter):
     async def _stop(self) -> None:
         pid, token = self._pid, self._token()
         if pid is None:
-            await os_process.kill_members(token)
+            await self._kill_members(token)
             await self._last_run_ended()
             return
         if self._watching is None or self._watching.done():
@@ -253,21 +297,28 @@ class ProcessAdapter(base.Adapter):
         ended, loop = self._watching, asyncio.get_running_loop()
         assert ended is not None
         until = loop.time() + (self._config.stop_s if self._config else 0)
+        number = signal.Signals[f"SIG{self._config.stop_signal}"] if self._config else signal.SIGTERM
         session = pid if os_process.leads_session(pid) else None
         self._followers_may_finish = True
-        self._signal(pid, signal.SIGTERM)
+        self._signal(pid, number)
         others = await asyncio.to_thread(os_process.members, token)
         signalled = {os_process.group_of(other) for other in (pid, self._command_pid) if other is not None}
         os_process.signal_all(
-            (other for other in others if os_process.group_of(other) not in signalled), signal.SIGTERM
+            (other for other in others if os_process.group_of(other) not in signalled), number
         )
         await asyncio.wait([ended], timeout=max(0.0, until - loop.time()))
         if not ended.done():
             if self._pid is not None:
                 self._signal(pid, signal.SIGKILL)
             await asyncio.wait([ended])
-        await os_process.kill_members(token, session, patience_s=until - loop.time())
+        await self._kill_members(token, session, patience_s=until - loop.time())
         self._reason = "stopped"
+
+    async def _kill_members(self, token: str, session: int | None = None, *, patience_s: float = 0.0) -> None:
+        """Wait until nothing is left of a run, and kill what is left after ``patience_s``."""
+        await os_process.kill_members(token, session, patience_s=patience_s)
+        if token and self.context.runtime.get("cgroup"):  # with it, also what has hidden
+            await asyncio.to_thread(cgroups.remove, _group_name(token))
 
     async def _last_run_ended(self) -> None:
         """Wait while what the last run started is being ended."""
@@ -289,17 +340,31 @@ class ProcessAdapter(base.Adapter):
         """The current or next run is for the generation of the last call."""
         self.context.runtime["ran"] = max(self.context.runtime.get("ran", 0), self.context.generation)
 
-    def _spawn(self, config: ProcessConfig, environment: dict[str, str]) -> int:
+    def _spawn(
+        self, config: ProcessConfig, environment: dict[str, str], account: os_process.ProcessAccount
+    ) -> int:
+        token = self.context.runtime["token"]
+        limits = config.cgroup.files()
+        options = shim.RunOptions(
+            directory=config.directory,
+            umask=config.umask,
+            user=account.user,
+            user_group=account.group,
+            control_group=cgroups.create(_group_name(token), limits) if limits else None,
+        )
         descriptor = self._output.open()
         try:
             return shim.spawn(
                 config.command,
                 environment,
-                token=self.context.runtime["token"],
-                directory=config.directory,
+                token=token,
+                options=options,
                 output=descriptor,
                 record=self._record_path(),
             )
+        except OSError:
+            cgroups.remove(_group_name(token))
+            raise
         finally:
             os.close(descriptor)
 
@@ -391,7 +456,7 @@ class ProcessAdapter(base.Adapter):
         # Another process may get the pid from now on.
         self._pid, self._command_pid, self._has_ended = None, None, True
         if not self._followers_may_finish:  # otherwise two would run after the next start
-            await os_process.kill_members(self._token(), pid if leads else None)
+            await self._kill_members(self._token(), pid if leads else None)
         if self._token():
             recorded = await self._recorded()
             code = shim.exit_code(code) if recorded is None else recorded
@@ -480,9 +545,13 @@ def _retrieved(task: asyncio.Task[None]) -> None:
 def _identity(config: ProcessConfig) -> str:
     """The digest of the settings that a running process cannot adopt without a restart."""
     lasting = msgspec.structs.replace(
-        config, health=health_checks.HealthCheck(), limits=ProcessLimits(), stop_s=0.0
+        config, health=health_checks.HealthCheck(), limits=ProcessLimits(), stop_signal="TERM", stop_s=0.0
     )
     return manifest.digest(msgspec.to_builtins(lasting))
+
+
+def _group_name(token: str) -> str:
+    return f"muster-{token}"
 
 
 def _ending(code: int | None) -> str:

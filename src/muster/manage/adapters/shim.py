@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 from muster.supervision import os_process
 
 SHELL = "/bin/sh"
+SETPRIV = "setpriv"
 _RECORD_FD = 3
 
 # Children of the shell get the default for a trapped signal; an ignored one would stay ignored.
@@ -34,8 +36,41 @@ echo "$code" >&{_RECORD_FD}
 exit "$code"
 """
 _BEGIN = f'echo "$$" >&{_RECORD_FD}; exec {_RECORD_FD}>&-; '
-_RUN = _BEGIN + 'exec "$0" "$@"'
-_RUN_IN = _BEGIN + 'cd -- "$0" && exec "$@"'
+_NAME = "muster"  # in messages of the inner shell
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What is set before the command is executed. ``user`` and ``user_group``: to become, by number; -1: the
+    agent's own. ``control_group``: to join."""
+
+    directory: str = ""
+    umask: str = ""
+    user: int = -1
+    user_group: int = -1
+    control_group: pathlib.Path | None = None
+
+    def script(self) -> str:
+        steps = [_BEGIN]
+        if self.control_group is not None:
+            steps.append(f"echo 0 >{shlex.quote(str(self.control_group / 'cgroup.procs'))} || exit 126; ")
+        if self.umask:
+            steps.append(f"umask {self.umask}; ")
+        if self.directory:
+            steps.append(f"cd -- {shlex.quote(self.directory)} || exit 126; ")
+        return "".join(steps) + 'exec "$@"'
+
+    def command(self, command: Sequence[str]) -> list[str]:
+        """The command as the user; `OSError` if this machine lacks the program for it."""
+        if self.user < 0 and self.user_group < 0:
+            return list(command)
+        program = shutil.which(SETPRIV)
+        if program is None:
+            raise FileNotFoundError(f"`user` and `group` need the program {SETPRIV} (util-linux)")
+        become = [program, "--clear-groups" if self.user < 0 else "--init-groups"]
+        become += [f"--reuid={self.user}"] if self.user >= 0 else []
+        become += [f"--regid={self.user_group}"] if self.user_group >= 0 else []
+        return [*become, "--", *command]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +86,7 @@ def spawn(
     environment: Mapping[str, str],
     *,
     token: str,
-    directory: str,
+    options: RunOptions,
     output: int,
     record: pathlib.Path | None,
 ) -> int:
@@ -60,8 +95,8 @@ def spawn(
 
     Raises `OSError` if the command cannot be executed.
     """
-    _require_executable(command[0], environment, directory)
-    inner = [_RUN_IN, directory, *command] if directory else [_RUN, *command]
+    _require_executable(command[0], environment, options.directory)
+    inner = [options.script(), _NAME, *options.command(command)]
     file = os.open(record or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
     try:
         os.write(file, f"{token}\n".encode())

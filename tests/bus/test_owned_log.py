@@ -272,11 +272,60 @@ async def test_an_append_in_doubt_ends_the_ownership(
 
 async def test_a_damaged_page_is_reported(opened: Open, stream: api.Stream):
     log, _ = await opened(1)
-    await stream.publish(f"{NAME}.page", b"not a page")
-    with pytest.raises(owned_log.NotOwner):
+    await stream.publish(f"{NAME}.page", pages.encode(pages.OwnedPage("log", 1, 1))[:-2])
+    with pytest.raises(errors.MusterError):
         await log.append([(b"a", b"1")])
+    assert not log.is_owned
     with pytest.raises(errors.InvalidInput, match="not a page"):
         await opened()
+
+
+FOREIGN = [b"", b"report", b'{"stream":"reports", "seq":7}', b"x" * 5_000]
+
+
+@pytest.mark.parametrize("foreign", FOREIGN)
+async def test_a_message_that_is_no_page_costs_neither_the_ownership_nor_a_record(
+    opened: Open, stream: api.Stream, foreign: bytes
+):
+    """The broker sends its replies wherever a client names, also into a log."""
+    await stream.publish(f"{NAME}.page", foreign)
+    log, state = await opened(1)
+    standby, copy = await opened()
+    for number in range(3):
+        for _ in range(number):
+            await stream.publish(f"{NAME}.page", foreign)
+        await log.append([(b"%d" % number, b"1")], request=f"r{number}")
+        await log.confirm()
+    await stream.publish(f"{NAME}.page", foreign)
+    assert log.is_owned
+    await eventually(lambda: copy.records == state.records)
+    await eventually(lambda: standby.age_s < 2)
+    await standby.own(2)
+    with pytest.raises(owned_log.NotOwner):
+        await log.append([(b"stale", b"1")])
+    await standby.append([(b"3", b"1")])
+    _, again = await opened()
+    assert sorted(content(again)) == [b"0", b"1", b"2", b"3"]
+    assert isinstance(await standby.append([(b"1", b"2")], request="r1"), api.Duplicate)
+
+
+async def test_messages_that_are_no_pages_are_trimmed(
+    opened: Open, stream: api.Stream, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(journal, "TRIM_BYTES_MIN", 3_000)
+    monkeypatch.setattr(owned_log, "PURGE_PAGES", 1)
+    log, state = await opened(1)
+    await log.append([(b"a", b"1")])
+    for number in range(20):
+        await stream.publish(f"{NAME}.page", b"x" * 2_000)
+        await log.append([(b"b", b"%d" % number)])
+    for _ in range(30):
+        await log.append([(b"b", b"last")])
+    assert log.stored_bytes < 6_000
+    assert (await stream.state()).bytes < 10_000
+    assert content(state) == {b"a": b"1", b"b": b"last"}
+    _, copy = await opened()
+    assert copy.records == state.records
 
 
 async def test_a_standby_forgets_what_the_owner_has_trimmed(opened: Open, monkeypatch: pytest.MonkeyPatch):

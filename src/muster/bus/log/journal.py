@@ -135,6 +135,7 @@ class LogJournal:
         self.log = ""
         self.epoch = 0
         self.last = 0  # the sequence of the last page
+        self.end = 0  # of the last message: it may be none of the log
         self.bytes = 0
         self.pages: deque[StoredPage] = deque()
         self.requests: dict[str, pages_.LogRequest] = {}
@@ -151,9 +152,15 @@ class LogJournal:
 
     def restart(self) -> None:
         self.state.reset()
-        self.log, self.epoch, self.last, self.bytes = "", 0, 0, 0
+        self.log, self.epoch, self.last, self.end, self.bytes = "", 0, 0, 0, 0
         self.pages.clear()
         self.requests.clear()
+
+    def skip(self, sequence: int, size: int) -> None:
+        """A message that is no page of the log. It takes room until it is trimmed."""
+        self.end = sequence
+        self.pages.append(StoredPage(sequence, size))
+        self.bytes += size
 
     def apply(
         self, sequence: int, size: int, page: pages_.OwnedPage, body: Sequence[pages_.OwnedRecord]
@@ -163,7 +170,7 @@ class LogJournal:
             raise errors.InvariantViolation(
                 f"page {sequence} has epoch {page.epoch}, after {self.epoch}: two owners wrote at once"
             )
-        self.log, self.epoch, self.last = page.log, page.epoch, sequence
+        self.log, self.epoch, self.last, self.end = page.log, page.epoch, sequence, sequence
         size += sum(record.size for record in body)
         self.pages.append(StoredPage(sequence, size, min(page.body, default=0)))
         self.bytes += size
@@ -242,7 +249,7 @@ class LogJournal:
     def is_trim_due(self) -> bool:
         live = self.state.live_bytes  # what is not live takes at most half of the room in the budget
         most = min(TRIM_FACTOR * live, (live + self._bytes_max - self._reserve_bytes) // 2)
-        return self.bytes > max(TRIM_BYTES_MIN, most) and len(self.pages) > 1
+        return self.bytes > max(TRIM_BYTES_MIN, most) and self.pages[0].sequence != self.last
 
     def oldest_pages(self) -> list[StoredPage]:
         """The pages to rewrite next; never the last one."""

@@ -10,6 +10,10 @@ One page is stored at a time, and fenced by the sequence of the one before it. S
 new owner each append of the former one fails; the lease only decides who tries. An append whose outcome is
 unknown ends the ownership as well: the owner has to read the log again.
 
+Others can put messages on the subject of the pages, though no permission allows it: the broker sends its
+replies to the subject that a client names. What is no page is skipped by all readers, and trimmed; it costs
+the owner another attempt, not the ownership.
+
 `confirm` proves that the log has no newer owner and no newer page: a read after it is linearizable, without
 clocks. All that wait share an empty page.
 """
@@ -84,6 +88,7 @@ class OwnedLog:
         self._trimmed, self._trimmed_bytes = 0, 0  # pages that were rewritten and not removed yet
         self._current_at = 0.0  # when the state was known to be current
         self._stopped = False
+        self.skipped = 0  # messages that are no pages
         self.lost = asyncio.Event()  # the ownership has ended
         self.lost_because = ""
 
@@ -141,7 +146,7 @@ class OwnedLog:
         while True:
             try:
                 await self._catch_up()
-                first = self._journal.last + 1
+                first = self._journal.end + 1
                 async with self._stream.follow(first, subject=self._pages_subject) as following:
                     async for message in following:
                         if not await self._apply(message):
@@ -161,7 +166,7 @@ class OwnedLog:
                 except errors.Unavailable:
                     pass
                 else:
-                    if last is None or last.sequence <= self._journal.last:
+                    if last is None or last.sequence <= self._journal.end:
                         self._current_at = asked_at
             await asyncio.sleep(CHECK_S)
 
@@ -169,7 +174,7 @@ class OwnedLog:
         while True:
             asked_at = asyncio.get_running_loop().time()
             first = (
-                self._journal.last + 1 if self._journal.last else (await self._stream.state()).first_sequence
+                self._journal.end + 1 if self._journal.end else (await self._stream.state()).first_sequence
             )
             try:
                 async for message in self._stream.read(first, subject=self._pages_subject):
@@ -183,9 +188,11 @@ class OwnedLog:
 
     async def _apply(self, message: api.StoredMessage) -> bool:
         """Apply a page that was read. False: the log has to be read from its beginning."""
-        if message.sequence <= self._journal.last:
+        if message.sequence <= self._journal.end:
             return True
-        page = pages.decode(message.data)
+        page = self._page_in(message)
+        if page is None:
+            return True
         if not self._journal.follows(page):
             events.info("log-read-again", log=self._pages_subject, at=message.sequence)
             self._journal.restart()
@@ -197,6 +204,16 @@ class OwnedLog:
             return False
         self._apply_page(message.sequence, message.data, page, body)
         return True
+
+    def _page_in(self, message: api.StoredMessage) -> pages.OwnedPage | None:
+        """The page; a message that is none is skipped. `errors.InvalidInput`: a damaged one."""
+        page = pages.page_in(message.data)
+        if page is None:
+            if not self.skipped:
+                events.warning("not-a-page", log=self._pages_subject, sequence=message.sequence)
+            self.skipped += 1
+            self._journal.skip(message.sequence, _size(message.data))
+        return page
 
     def _apply_page(
         self, sequence: int, data: bytes, page: pages.OwnedPage, body: Sequence[pages.OwnedRecord]
@@ -257,29 +274,37 @@ class OwnedLog:
 
     async def _store(self, page: pages.OwnedPage, body: Sequence[pages.OwnedRecord]) -> int:
         data = pages.encode(page)
-        try:
-            sequence = await self._stream.publish(
-                self._pages_subject,
-                data,
-                message_id=secrets.token_hex(16),
-                expected_last_subject_sequence=page.previous,
-                timeout_s=TIMEOUT_S,
-            )
-        except errors.Conflict as conflict:
-            # Also if an attempt was stored whose acknowledgement was lost: no page is like another one.
-            following = await self._page_after(page.previous)
-            if following is None or following.data != data:
-                if following is None or _previous(following) not in (page.previous, None):
-                    raise _in_doubt(conflict) from conflict  # the page after ``previous`` was trimmed
-                raise
-            sequence = following.sequence
+        while True:
+            end = self._journal.end
+            try:
+                sequence = await self._stream.publish(
+                    self._pages_subject,
+                    data,
+                    message_id=secrets.token_hex(16),
+                    expected_last_subject_sequence=end,
+                    timeout_s=TIMEOUT_S,
+                )
+                break
+            except errors.Conflict as conflict:
+                # Also if an attempt was stored whose acknowledgement was lost: no page is like another one.
+                following = await self._next_page()
+                if following is None and self._journal.end > end:
+                    continue  # what was stored is no page
+                if following is None or following.data != data:
+                    if following is None or pages.decode(following.data).previous != page.previous:
+                        raise _in_doubt(conflict) from conflict  # the page after ``previous`` was trimmed
+                    raise
+                sequence = following.sequence
+                break
         self._apply_page(int(sequence), data, page, body)
         return int(sequence)
 
-    async def _page_after(self, sequence: int) -> api.StoredMessage | None:
+    async def _next_page(self) -> api.StoredMessage | None:
+        """The page after those that are known."""
         try:
-            async for message in self._stream.read(sequence + 1, subject=self._pages_subject):
-                return message
+            async for message in self._stream.read(self._journal.end + 1, subject=self._pages_subject):
+                if self._page_in(message) is not None:
+                    return message
         except errors.Dropped as error:
             raise _in_doubt(error) from error
         return None
@@ -430,7 +455,9 @@ class OwnedLog:
         requests: list[pages.LogRequest] = []
         first, last = chosen[0].sequence, chosen[-1].sequence
         async for message in self._stream.read(first, last, subject=self._pages_subject):
-            page = pages.decode(message.data)
+            page = pages.page_in(message.data)
+            if page is None:
+                continue
             for place, record in enumerate(await self._body(page) or page.records):
                 records.append((pages.position(message.sequence, place), record))
             known = self._journal.requests
@@ -458,14 +485,6 @@ class OwnedLog:
             events.warning("log-not-trimmed", log=self._pages_subject, error=error)
         else:
             self._trimmed, self._trimmed_bytes = 0, 0
-
-
-def _previous(message: api.StoredMessage) -> int | None:
-    """The sequence of the page before it; None if it is not a page."""
-    try:
-        return pages.decode(message.data).previous
-    except errors.InvalidInput:
-        return None
 
 
 def _size(data: bytes) -> int:

@@ -61,6 +61,7 @@ class OwnedPage(msgspec.Struct, frozen=True, array_like=True):
     first: int = 0
 
 
+_ARRAYS = frozenset(bytes((0x90 | fields,)) for fields in range(16))  # the first byte of a short array
 _PAGES = msgspec.msgpack.Decoder(OwnedPage)
 _RECORDS = msgspec.msgpack.Decoder(list[OwnedRecord])
 
@@ -75,6 +76,12 @@ def sequence_of(position: int) -> int:
 
 def encode(page: OwnedPage) -> bytes:
     return msgspec.msgpack.encode(page)
+
+
+def page_in(data: bytes) -> OwnedPage | None:
+    """The page; None if the message is none: no owner wrote it. What begins as one is a page, also if it is
+    damaged."""
+    return decode(data) if data[:1] in _ARRAYS else None
 
 
 def decode(data: bytes) -> OwnedPage:

@@ -226,12 +226,28 @@ async def test_bad_names_and_times(join):
         await leases.Leases.open(bus, ttl_s=0.5)
 
 
-async def test_what_others_wrote_under_the_key_is_left_alone(join):
-    _, mine = await join("m1")
-    await mine._bucket.put(NAME, b"not a record")
+async def test_a_record_of_another_version_is_left_alone(join):
+    _, mine = await join("m1", ttl_s=1)
+    await mine._bucket.put(NAME, b'{"holder": "m2", "since": 1}')
     assert await mine.try_acquire(NAME) is None
     with pytest.raises(errors.TimedOut):
-        await mine.acquire(NAME, timeout_s=0.2)
+        await mine.acquire(NAME, timeout_s=3)
+
+
+@pytest.mark.parametrize("value", [b"", b"report", b'{"stream":"reports", "seq":7}'])
+async def test_a_value_that_is_no_record_ends_the_lease_and_expires(join, value):
+    """The broker stores its replies wherever a client names. The former holder acts no longer when another
+    process takes over, and no process has to remove the value."""
+    _, first = await join("m1", ttl_s=1)
+    _, second = await join("m2", ttl_s=1)
+    lease = await first.acquire(NAME)
+    waiting = asyncio.create_task(second.acquire(NAME))
+    await first._bucket.put(NAME, value)
+    async with asyncio.timeout(30):
+        other = await waiting
+    assert not lease.held
+    assert lease.lost.is_set()
+    assert other.epoch > lease.epoch
 
 
 def test_the_record_is_readable_by_others():

@@ -323,8 +323,8 @@ class LeaseCandidate:
         return ()
 
     def _has_expired(self, record: LeaseRecord, now: float) -> bool:
-        """Its time is over, and its holder did not renew it although the storage responds. A value that is
-        no record has no time and does not expire."""
+        """Its time is over, and its holder did not renew it although the storage responds. A record of
+        another version has no time and does not expire."""
         if not record.ttl_s or self._responds_since is None:
             return False
         responds_s = now - self._responds_since

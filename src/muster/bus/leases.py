@@ -213,7 +213,7 @@ class Leases(lifecycle.ClosingContext):
     async def holder(self, name: str) -> tuple[str, int] | None:
         """The holder and its epoch."""
         entry = await self._bucket.get(name)
-        record = _record(entry)
+        record = _record(entry, self._ttl_s)
         return (record.holder, record.epoch or entry.revision) if record and entry else None
 
     async def announce(self, key: str, text: str) -> None:
@@ -314,7 +314,7 @@ class _Run:
                     if entry is not None:
                         seen = True
                         observed = functools.partial(self.candidate.observed, expired=entry.expired)
-                        self._observe(entry.revision, _record(entry), decide=observed)
+                        self._observe(entry.revision, _record(entry, self._ttl_s), decide=observed)
                     elif not seen and self.candidate.phase is lease_state.LeasePhase.WAITING:
                         # Free when the watch began. The record of the first read may have been released
                         # since.
@@ -400,7 +400,8 @@ class _Run:
             if not self._gained.done():
                 self._gained.set_exception(error)
             return
-        self._observe(entry.revision if entry else None, _record(entry), decide=self.candidate.read)
+        record = _record(entry, self._ttl_s)
+        self._observe(entry.revision if entry else None, record, decide=self.candidate.read)
         held_by_another = entry is not None and self.candidate.phase is lease_state.LeasePhase.WAITING
         if held_by_another and not self._wait and not self._gained.done():
             self._gained.set_result(None)
@@ -427,13 +428,23 @@ class _Run:
         self._on_end(self)
 
 
-def _record(entry: api.KeyValueEntry | None) -> lease_state.LeaseRecord | None:
+class _OtherRecord(msgspec.Struct):
+    """What records of all versions have."""
+
+    holder: str
+
+
+def _record(entry: api.KeyValueEntry | None, ttl_s: float) -> lease_state.LeaseRecord | None:
+    """The record; for a value that is none, one of an unknown holder. It expires after the time of a lease,
+    which it may have replaced: a client can have the broker store one of its replies under any key. A record
+    of another version does not expire."""
     if entry is None or entry.value is None:
         return None
-    try:
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return msgspec.json.decode(entry.value, type=lease_state.LeaseRecord)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        # Not a record of this module: no lease, but it must not be overwritten either.
-        return lease_state.LeaseRecord(
-            holder="", claim="", broker="", connection=0, ttl_s=0, epoch=entry.revision
-        )
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        msgspec.json.decode(entry.value, type=_OtherRecord)
+        ttl_s = 0.0
+    return lease_state.LeaseRecord(
+        holder="", claim="", broker="", connection=0, ttl_s=ttl_s, epoch=entry.revision
+    )

@@ -127,6 +127,32 @@ def test_a_subscription_reads_only_its_subjects():
     ]
 
 
+def test_an_own_subject_receives_no_reply_of_the_broker():
+    """A client can have it sent to any subject."""
+    wire = Wire()
+    wire.listen(1, "muster.manage.to.a.*")
+    wire.listen(2, "topic.a")
+    wire.listen(3, "muster.>", read_all=lambda subjects, _: wire.heard.append(subjects))
+    own = b"NATS/1.0\r\nNats-Expected-Stream: s\r\nX-Nats-Stream: s\r\n\r\n"
+    copy = b"NATS/1.0\r\na: b\r\nNats-Stream: reports\r\nNats-Sequence: 1\r\n\r\n"
+    status = b"NATS/1.0 404 Message Not Found\r\n\r\n"
+    for headers in (own, copy, status):
+        for subject, number in ((b"muster.manage.to.a.b", 1), (b"topic.a", 2), (b"muster.x", 3)):
+            size = len(headers)
+            wire.parser().feed(b"HMSG %b %d %d %d\r\n%b\r\n" % (subject, number, size, size, headers))
+    assert wire.heard == [
+        (1, b"muster.manage.to.a.b", b"", b"", own),
+        (2, b"topic.a", b"", b"", own),
+        [b"muster.x"],
+        ("reply-of-broker", b"muster.manage.to.a.b"),
+        (2, b"topic.a", b"", b"", copy),
+        ("reply-of-broker", b"muster.x"),
+        ("reply-of-broker", b"muster.manage.to.a.b"),
+        (2, b"topic.a", b"", b"", status),
+        ("reply-of-broker", b"muster.x"),
+    ]
+
+
 @pytest.mark.parametrize("error", [ValueError, asyncio.CancelledError])
 def test_an_error_of_a_reader_is_its_own(error: type[BaseException]):
     def fail(*_: Any) -> None:

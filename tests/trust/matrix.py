@@ -118,8 +118,14 @@ INDIRECT = (
     Way("the same with a service's or operator's credentials", "arrives, and services ignore it", _IGNORED),
     Way(
         "the same with the role `reader`, which may get messages of `reports` and `summaries`",
-        "arrives as a copy of a stored message; services ignore it, and the pipeline counts it",
+        "refused by each process as a reply of the broker; the pipeline counts the copies in its stream",
         "test_a_reader_has_only_copies_of_reports_sent",
+    ),
+    Way(
+        "the same, to a subject of another stream",
+        "**possible**: the stream stores it. Logs skip it; a lease ends, and is acquired again; a context "
+        "cannot be written and loses versions",
+        "test_a_reader_can_have_a_copy_stored_in_any_stream",
     ),
     Way("push consumer (`deliver_subject`)", _REFUSED, _NO_DEPUTY),
     Way("the same with an operator's credentials", "arrives, and services ignore it", _IGNORED),

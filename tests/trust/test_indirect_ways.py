@@ -17,11 +17,13 @@ import pytest
 from nats.aio.client import Client
 from nats.js import errors as js_errors
 
-from muster.bus import api
+from muster.bus import api, leases
 from muster.bus.client import client
 from muster.bus.rpc import server as rpc_server
 from muster.core import errors
 from muster.core.telemetry import metrics
+from muster.manage import protocol
+from muster.manage.registry import registry_log
 from muster.testing.eventually import eventually
 from muster.trust import jwt, keyring
 from muster.trust.permissions import roles
@@ -127,11 +129,11 @@ async def _republish(thief: Client, user: Client) -> None:
     ("deputy", "refused"),
     [
         (_publish_acknowledgement, "reply"),
-        (_direct_get, "reply"),
+        (_direct_get, "reply-of-broker"),
         (_message_get, "reply"),
         (_push_consumer, "other-subject"),  # by the connection, before the service
         (_pull_consumer, "other-subject"),
-        (_republish, "reply"),
+        (_republish, "reply-of-broker"),
     ],
 )
 async def test_a_service_takes_nothing_that_jetstream_sends_for_a_request(broker, trust, deputy, refused):
@@ -154,7 +156,7 @@ async def test_a_service_takes_nothing_that_jetstream_sends_for_a_request(broker
         await thief.jetstream().publish("topic.s", b"{}")
         assert not serving.refused
         await deputy(thief, user)
-        if refused == "other-subject":
+        if refused != "reply":
             counter = "muster_bus_refused_messages_total"
             await eventually(lambda: measured.value(counter, reason=refused))
             assert not serving.refused
@@ -211,6 +213,56 @@ async def test_a_reader_has_only_copies_of_reports_sent(broker, trust):
         for name in ("alerts", "decisions"):
             with pytest.raises(errors.Forbidden):
                 await reader.open_stream(name)
+
+
+@pytest.mark.parametrize("question", [b'{"seq": 1}', b'{"seq": 77}'])
+async def test_no_process_receives_what_a_reader_has_sent_to_it(broker, trust, question):
+    """The handlers of managers and agents, too, which are no services, take the subject for the sender."""
+    measured, received = metrics.Metrics(), []
+    creds = trust.credentials(f"p-{R.AGENT}")
+    subject = f"muster.manage.to.p-{R.AGENT}.claim"
+    async with (
+        await client.connect([broker.url], creds=trust.credentials("c")) as channel,
+        await client.connect([broker.url], creds=creds, measure=measured) as agent,
+        servers.connected(broker, trust.credentials("rd")) as (reader, _),
+    ):
+        await channel.stream(api.StreamSettings("reports", ("muster.monitor.from.*.batch.root.*",), 1 << 20))
+        await channel.publish("muster.monitor.from.c.batch.root.0", b"first")
+        await channel.flush()
+        await agent.subscribe(subject, handler=lambda message: received.append(message))
+        await reader.publish("$JS.API.DIRECT.GET.reports", question, reply=subject)
+        await eventually(
+            lambda: measured.value("muster_bus_refused_messages_total", reason="reply-of-broker")
+        )
+        assert not received
+
+
+async def test_a_reader_can_have_a_copy_stored_in_any_stream(broker, trust):
+    """A log skips it, and its owner stays the owner; a lease ends, and is acquired again."""
+    async with (
+        await client.connect([broker.url], creds=trust.credentials("c")) as channel,
+        await client.connect([broker.url], creds=trust.credentials("r")) as registry,
+        servers.connected(broker, trust.credentials("rd")) as (reader, _),
+        await leases.Leases.open(registry, ttl_s=1.0) as all_leases,
+        await registry_log.RegistryLog.open(registry) as log,
+    ):
+        await channel.stream(api.StreamSettings("reports", ("muster.monitor.from.*.batch.root.*",), 1 << 20))
+        await channel.publish("muster.monitor.from.c.batch.root.0", b"first")
+        await channel.flush()
+        lease = await all_leases.acquire("manage.registry")
+        await log.own(lease.epoch)
+        stored = await registry.open_stream("registry")
+        await log.write([("c", "k", b"v")])
+        last = (await stored.state()).last_sequence
+        for subject in (f"{protocol.REGISTRY_LOG}.page", "$KV.leases.manage.registry"):
+            await reader.publish("$JS.API.DIRECT.GET.reports", b'{"seq": 1}', reply=subject)
+        await eventually(lambda: _last_is(stored, last + 1))
+        await log.write([("c", "k", b"w")])
+        await eventually(lambda: lease.lost.is_set())
+        again = await all_leases.acquire("manage.registry", timeout_s=20)
+        assert again.epoch > lease.epoch
+        await log.own(again.epoch)
+        assert log.get("c", "k").value == b"w"
 
 
 async def test_a_service_can_copy_a_foreign_stream_into_its_own(broker, trust):

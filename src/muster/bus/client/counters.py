@@ -20,6 +20,7 @@ class ConnectionCounter(enum.Enum):
     HANDLER_FAILED = ("bus_failed_handlers", "Messages whose handler raised.", "")
     MALFORMED = ("bus_refused_messages", "Messages refused before any handler.", "malformed-subject")
     MISROUTED = ("bus_refused_messages", "Messages refused before any handler.", "other-subject")
+    REPUBLISHED = ("bus_refused_messages", "Messages refused before any handler.", "reply-of-broker")
     BAD_TRACE = ("bus_ignored_headers", "Headers that could not be read.", "malformed-trace")
 
 

@@ -4,6 +4,9 @@ A broker accepts nearly any byte in a subject and a reply subject, and delivers 
 spaces, control characters, wildcards, bytes that are not UTF-8. No client of Muster sends these, so such a
 message is refused here, before any handler; and a message is read by a subscription only if its subject
 matches. Neither ends the connection, and no error of a reader does.
+
+The broker sends its replies to any subject that a client names, also those of processes: a stored message as
+a copy, or a status. A subscription to Muster's own subjects receives neither.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from muster.bus import api, message_format, subject_patterns
 from muster.bus.client import broker_errors, counters
+from muster.core import subjects
 from muster.core.telemetry import log
 
 if TYPE_CHECKING:
@@ -39,6 +43,9 @@ def _message(token: str) -> re.Pattern[bytes]:
     return re.compile(line.encode("latin-1"))
 
 
+_OWN = f"{subjects.PREFIX}."
+_COPY: Final = b"\r\nNats-Stream: "  # a header that the broker adds to a stored message
+
 _ASCII = _message(message_format.TOKEN_ASCII)
 _UTF_8 = _message(message_format.TOKEN)
 _MALFORMED = _message(r"[^ \n]++")
@@ -53,7 +60,7 @@ class WireSubscription:
     """
 
     __slots__ = (
-        "command", "data", "is_active", "is_refused", "matches",
+        "command", "data", "is_active", "is_internal", "is_refused", "matches",
         "number", "read", "read_all", "subject", "subjects",
     )  # fmt: skip
 
@@ -74,6 +81,7 @@ class WireSubscription:
         self.read_all = read_all
         pattern = subject_patterns.compiled(subject).pattern.encode()
         self.matches = None if stored else re.compile(pattern, re.DOTALL).match
+        self.is_internal = not stored and subject.startswith(_OWN)
         self.is_active = True  # the broker is to have it
         self.is_refused = False
         self.subjects: list[bytes] = []
@@ -182,6 +190,8 @@ class BrokerParser:
             if subscription.matches is not None and (is_malformed or subscription.matches(subject) is None):
                 if not is_malformed:
                     self._subscriptions.refuse(counters.ConnectionCounter.MISROUTED, subject)
+            elif has_headers and subscription.is_internal and _is_reply(data, begin, body):
+                self._subscriptions.refuse(counters.ConnectionCounter.REPUBLISHED, subject)
             elif subscription.read is not None:
                 try:
                     headers = data[begin:body] if has_headers else None
@@ -224,6 +234,11 @@ class BrokerParser:
                 pass
             case _:
                 raise broker_errors.BrokerError(f"{line[:60]!r} is not its protocol")
+
+
+def _is_reply(data: bytes, begin: int, body: int) -> bool:
+    """Whether these are the headers of a broker's reply: with a status, or of a copy."""
+    return data.startswith(b"NATS/1.0 ", begin) or data.find(_COPY, begin, body) >= 0
 
 
 def _unusual(data: bytes, at: int) -> re.Match[bytes] | None:

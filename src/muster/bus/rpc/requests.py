@@ -1,15 +1,14 @@
 """Accepts requests: `accept` determines the sender and the operation, and checks the reply subject.
 
-The sender is the identity in the subject, which the broker enforces.  Three kinds of messages are refused,
+The sender is the identity in the subject, which the broker enforces.  Two kinds of messages are refused,
 and counted by their reason:
 
 - ``reply``: the reply subject is missing, or is not in the sender's own reply space
   (`muster.core.subjects`): the service would publish there with its own permissions;
-- ``subject``: it does not match the subscribed pattern: a consumer delivered it;
-- ``republished``: a stream sent it (a direct get with a chosen reply subject): its subject does not prove the
-  sender.
+- ``subject``: it does not match the subscribed pattern: a consumer delivered it.
 
-Before the last check, which reads headers, the service decides whether it admits the message (``admit``, see
+Messages that a stream sent, whose subject does not prove the sender, are refused by the connection
+(`muster.bus.client.parser`). Then the service decides whether it admits the message (``admit``, see
 `muster.bus.rpc.admission`).
 
 It costs a few dictionary look-ups for each message, so that it is suitable for data paths.
@@ -27,8 +26,6 @@ from muster.core import subjects
 ON_BEHALF_OF = "Muster-On-Behalf-Of"  # a header: the user for whom the sender acts, as a claim of the sender
 # a header: requests with the same id are the same request, which is executed once
 REQUEST_ID = "Muster-Request"
-
-_STORED_IN, _STORED_AS = "Nats-Stream", "Nats-Sequence"  # headers of messages from a stream
 
 _refusals: Counter[tuple[str, ...]] = Counter()
 
@@ -74,8 +71,6 @@ def accept(
         reason = "reply"
     elif admit is not None and not admit(parsed[0], message):
         return None
-    elif message.header(_STORED_IN) is not None or message.header(_STORED_AS) is not None:
-        reason = "republished"
     else:
         return RpcCaller(parsed[0], parsed[1], message)
     count_refusal(pattern.split(".", 2)[1], reason, refused)

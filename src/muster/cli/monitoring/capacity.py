@@ -166,6 +166,9 @@ def _print_paper(invocation: command.Invocation) -> None:
     invocation.printer.rows(
         rows, ("hierarchy", "xml_machines", "our_machines_by_cpu", "our_machines", "limited_by?")
     )
+    invocation.printer.note(
+        "The costs of XML are inferred: the paper states only that two levels carry about five times one."
+    )
 
 
 def _print_trade_off(

@@ -119,6 +119,15 @@ def raise_file_limit(expected: int) -> int:
     return soft
 
 
+def pipeline_command(folder: pathlib.Path, url: str, *overrides: str) -> list[str]:
+    """The pipeline as a process, with its data in ``folder``."""
+    place = folder.absolute()
+    where = (f"domain.data_dir={place.parent}", f"domain.name={place.name}")
+    options = [word for override in (*where, *overrides) for word in ("--set", override)]
+    words = ["run", "pipeline", "--home", str(place), "--server", url, *options]
+    return [sys.executable, "-m", "muster", *words]
+
+
 def resident_bytes(pid: int) -> int:
     """The memory that a process really has."""
     for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines():

@@ -21,7 +21,6 @@ import os
 import pathlib
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -41,8 +40,6 @@ from muster.core.reports import columns
 from muster.monitor import capacity_model, capacity_plan, client, protocol, report_xml
 from muster.monitor.channel import aggregator, interpreters
 from muster.monitor.channel import channel as channel_channel
-from muster.pipeline import settings as pipeline_settings
-from muster.pipeline.job import main as run_
 from muster.simulate import fleet, playback
 from muster.testing.eventually import eventually
 
@@ -493,16 +490,9 @@ async def _until_steady(
 
 @contextlib.contextmanager
 def _spark(url: str, place: pathlib.Path) -> Iterator[Callable[[], bool]]:
-    options = run_.PipelineOptions(
-        folder=str(place),
-        servers=(url,),
-        settings=pipeline_settings.PipelineSettings(trigger_s=TRIGGER_S),
-    )
-    path = place / "options.json"
-    path.write_bytes(msgspec.json.encode(options))
     with (place / "pipeline.log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "muster.pipeline.job.main", str(path)],
+            measure.pipeline_command(place, url, f"pipeline.trigger_s={TRIGGER_S}"),
             stdout=log,
             stderr=log,
             env={**os.environ, "PYTHONPATH": str(measure.ROOT / "src")},

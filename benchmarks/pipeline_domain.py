@@ -21,7 +21,6 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-import msgspec
 import psutil
 
 from benchmarks import measure, monitor_rows, pipeline_tally, pipeline_worker
@@ -33,7 +32,6 @@ from muster.monitor import protocol as monitor_protocol
 from muster.monitor.channel import channel as channel_service
 from muster.pipeline import client as pipeline_client
 from muster.pipeline import protocol, settings
-from muster.pipeline.job import main as run_
 
 PERIOD_S = pipeline_worker.PERIOD_S
 TRIGGER_S = settings.PipelineSettings().trigger_s
@@ -164,12 +162,9 @@ class Domain:
         self._stack.close()
 
     def start(self) -> None:
-        options = run_.PipelineOptions(folder=str(self.place), servers=(self.url,))
-        path = self.place / "options.json"
-        path.write_bytes(msgspec.json.encode(options))
         with (self.place / "pipeline.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "muster.pipeline.job.main", str(path)],
+                measure.pipeline_command(self.place, self.url),
                 stdout=log,
                 stderr=log,
                 env={**os.environ, "PYTHONPATH": str(measure.ROOT / "src")},

@@ -25,12 +25,12 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from benchmarks import monitor_rows
+from muster.app.components import pipeline as driver
 from muster.bus import api
 from muster.core import messages
 from muster.core.reports import columns
 from muster.pipeline.fleet import node_columns, rollups, state
 from muster.pipeline.history import data_files, rollup_rows, tables
-from muster.pipeline.job import main as driver
 from muster.pipeline.job import query
 from muster.pipeline.source import shard_keys
 from muster.simulate import fleet

@@ -29,13 +29,13 @@ BUG = errors.InvariantViolation.exit_code
 PAGE = supply.ROOT / "docs" / "guides" / "install.md"
 #: Commands that need an extra, and the one they need first.
 NEED = {
-    "channel --server nats://127.0.0.1:1": "monitor",
-    "sensor --server nats://127.0.0.1:1": "monitor",
+    "run channel --server nats://127.0.0.1:1": "monitor",
+    "run sensor --server nats://127.0.0.1:1": "monitor",
     "simulate sensors --server nats://127.0.0.1:1": "monitor",
     "history": "history",
     "sql SELECT": "history",
-    "pipeline run": "spark",
-    "gateway amqp": "amqp",
+    "run pipeline": "spark",
+    "run amqp": "amqp",
 }
 WORK = ("--help", "version", "config validate", "get", "creds list")
 

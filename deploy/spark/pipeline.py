@@ -1,15 +1,14 @@
-"""The pipeline as a program for spark-submit.
+"""The pipeline as a program for spark-submit, with the options of `muster run pipeline`.
 
-    muster pipeline options options.json
-    spark-submit --master spark://HOST:7077 deploy/spark/pipeline.py options.json
+    spark-submit --master spark://HOST:7077 deploy/spark/pipeline.py --creds pipeline.creds --ca ca.pem
 
 PYSPARK_DRIVER_PYTHON names the Python of the driver, which has Muster installed.  Spark's settings on the
-command line are those of the driver's Java process; those of the domain's settings (`pipeline.master`,
+command line are those of the driver's Java process; those of Muster's settings (`pipeline.master`,
 `pipeline.memory`, `pipeline.spark`) apply to the session.
 """
 
 import sys
 
-from muster.pipeline.job import main
+from muster.cli import main
 
-sys.exit(main.main(sys.argv[1]))
+sys.exit(main.call(["run", "pipeline", *sys.argv[1:]]))

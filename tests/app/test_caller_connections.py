@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from muster.app import caller_connections
+from muster.app.gateways import caller_connections
 from muster.bus import api
 from muster.core import errors
 from muster.testing.eventually import eventually

@@ -18,7 +18,7 @@ from muster import connection
 from muster.app import domain, enrolment, home, identities
 from muster.app import settings as app_settings
 from muster.app.components import bootstrap_client, factories, management
-from muster.app.supervisor import module_process, worker
+from muster.app.supervisor import child_component, worker
 from muster.bus.rpc import client as rpc
 from muster.core import errors, messages
 from muster.core.settings import loader
@@ -44,7 +44,7 @@ def test_a_registry_has_the_budget_of_the_settings(tmp_path):
         settings=loader.load(app_settings.Settings, flags=flags),
         folder=home.DomainFolder(tmp_path),
         trust=keyring.Keyring.create(tmp_path / "keys", "local"),
-        servers=lambda: (),
+        template=lambda: types.SimpleNamespace(servers=()),
     )
     task = management._worker_config(context, settings.ManageSettings(), "registry-1")
     received = msgspec.json.decode(msgspec.json.encode(task), type=worker.WorkerConfig)
@@ -57,7 +57,7 @@ WITH_SECRET = MANIFEST.replace('"1000"]}', '"1000"], environment: {WORD: {secret
 @pytest.fixture
 async def running(tmp_path, monkeypatch):
     probes = children.ProbePolicy(period_s=0.5, timeout_s=5.0, failures_max=3)
-    monkeypatch.setattr(module_process, "PROBE_POLICY", probes)
+    monkeypatch.setattr(child_component, "PROBE_POLICY", probes)
     flags = {
         "domain.data_dir": str(tmp_path),
         "manage.enabled": True,

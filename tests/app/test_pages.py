@@ -21,11 +21,12 @@ from muster.testing import child_process
 from muster.testing.eventually import eventually
 from tests.cli import driver
 
+PORTS = ("--set", "sensor.http_port=0", "--set", "sensor.statsd_port=0")
 BESIDE = {  # processes that a user starts beside the domain's own
-    "amqp": ("gateway", "amqp"),
+    "amqp": ("run", "amqp", "--set", "amqp.port=0", "--set", "amqp.processes=2"),
     "n9": ("inform", "node", "--name", "n9"),
-    "m9": ("sensor", "--name", "m9"),
-    "c9": ("channel", "--name", "c9"),
+    "m9": ("run", "sensor", "--name", "m9", *PORTS),
+    "c9": ("run", "channel", "--name", "c9"),
     "sim": ("simulate", "sensors", "--machines", "3"),
 }
 STARTED = ("domain", "registry-1", "manager-1", "agent-local", "inform", "web", "pipeline")

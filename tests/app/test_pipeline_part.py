@@ -29,7 +29,7 @@ async def test_a_pipeline_that_is_killed_is_started_again_and_ends_with_its_doma
             processes = []
             for child in psutil.Process(up.pid).children(recursive=True):
                 try:
-                    if "muster.pipeline.job.main" in child.cmdline():
+                    if "run pipeline" in " ".join(child.cmdline()):
                         processes.append(child)
                 except psutil.Error:
                     continue

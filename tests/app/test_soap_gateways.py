@@ -7,7 +7,7 @@ import pytest
 
 from muster.app import domain
 from muster.app import settings as app_settings
-from muster.app.components import factories, soap_gateways
+from muster.app.components import factories
 from muster.core import errors
 from muster.core.formats import xml
 from muster.core.settings import loader
@@ -55,7 +55,7 @@ async def test_gateways_of_a_domain(tmp_path):
     settings = loader.load(app_settings.Settings, flags=flags)
     ann, vic = ("ann", "a long secret"), ("vic", "another secret")
     async with domain.Domain(settings, components=factories.components(settings)) as running:
-        url = running.component(soap_gateways.SoapComponent).url
+        url = running.url_of("soap")
         known = running.trust.passwords()
         known.set(ann[0], roles.Role.OPERATOR, ann[1])
         known.set(vic[0], roles.Role.VIEWER, vic[1])

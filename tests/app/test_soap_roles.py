@@ -18,7 +18,7 @@ import pytest
 
 from muster.app import domain
 from muster.app import settings as app_settings
-from muster.app.components import factories, soap_gateways
+from muster.app.components import factories, supervised
 from muster.bus.client import client
 from muster.core import messages
 from muster.core.formats import xml
@@ -269,7 +269,7 @@ async def test_each_role_at_each_soap_operation(tmp_path):
         domain.Domain(settings, components=factories.components(settings)) as running,
         httpx.AsyncClient(timeout=40) as http,
     ):
-        part = running.component(soap_gateways.SoapComponent)
+        part = running.component(supervised.SupervisedComponent)
         for role in ROLES[1:]:
             running.trust.passwords().set(role, roles.Role.named(role), PASSWORD)
         soap = Soap(part.url, http)
@@ -283,10 +283,10 @@ async def test_each_role_at_each_soap_operation(tmp_path):
         assert await check(UDDI, soap.uddi) == {}
 
         # A process of its own, which is started anew when it ends.
-        pid = part._process.pid
-        assert pid not in (None, os.getpid())
-        os.kill(pid or 0, signal.SIGKILL)
-        await eventually(lambda: part._process.pid != pid)
+        (pid,) = part.pids
+        assert pid != os.getpid()
+        os.kill(pid, signal.SIGKILL)
+        await eventually(lambda: part.pids not in ([], [pid]))
         assert outcome(await soap.wsman("Identify", "anonymous")) == "y"
         # A failed login is in the audit.
         assert outcome(await soap.post("/wsman", "eve", "")) == "-"

@@ -20,7 +20,7 @@ BUG = errors.InvariantViolation.exit_code
 PATIENCE_S = 3.0  # then a command that serves, or waits, is interrupted
 #: A command that is known to wait is interrupted sooner, and later one of several of its lines is tried.
 PATIENCE_AGAIN_S, WAITED_MAX, WAITED_EVERY = 0.3, 10, 5
-SERVES = {"web serve", "pipeline"}  # with a home they serve until they are interrupted, or start Spark
+SERVES = {"run", "pipeline"}  # with a home they serve until they are interrupted, or start Spark
 
 #: Not called: they start processes or a whole domain, whatever their arguments.
 STARTS = {"demo", "up"}

@@ -50,14 +50,13 @@ NO_ACTS = {
         "broker run",
         "broker trust",
         "capacity",
-        "channel",
         "chaos list",
         "completion",
         "config print",
     ),
     *("config validate", "creds list", "creds show", "demo", "describe", "diff", "doctor"),
     *("history", "history export", "history search", "message scheduled", "schema", "sql", "systemd"),
-    *("gateway amqp", "gateway wsman", "get", "inform find", "inform get", "inform history"),
+    *("get", "inform find", "inform get", "inform history"),
     *("inform node",),
     *("inform nodes", "inform service find", "inform service show", "inform session status"),
     *("inform watch", "inform where", "init", "logs", "message browse", "message dead-letters"),
@@ -66,9 +65,7 @@ NO_ACTS = {
     *(
         "pipeline demand",
         "pipeline fit",
-        "pipeline options",
         "pipeline replay",
-        "pipeline run",
         "pipeline size",
     ),
     *("pipeline status", "plan", "profile add", "profile list", "profile delete", "profile show"),
@@ -77,7 +74,7 @@ NO_ACTS = {
     "rollout status",
     *("secret list", "sensor", "status"),
     *("simulate sensors", "sub", "targets", "top", "up", "version", "watch"),
-    *("web logins", "web serve", "web token list"),
+    *("run", "web logins", "web token list"),
 }
 
 

@@ -54,12 +54,12 @@ def test_each_optional_module_is_listed_with_an_extra_that_installs_it():
 @pytest.mark.parametrize(
     ("command", "extra"),
     [
-        ("channel --server nats://127.0.0.1:1", "monitor"),
-        ("sensor --server nats://127.0.0.1:1", "monitor"),
+        ("run channel --server nats://127.0.0.1:1", "monitor"),
+        ("run sensor --server nats://127.0.0.1:1", "monitor"),
         ("history", "history"),
-        ("pipeline run", "spark"),
+        ("run pipeline", "spark"),
         ("simulate sensors --server nats://127.0.0.1:1", "monitor"),
-        ("gateway amqp", "amqp"),
+        ("run amqp", "amqp"),
     ],
 )
 def test_a_command_without_its_dependencies_names_the_extra(command, extra, tmp_path):

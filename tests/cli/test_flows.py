@@ -470,9 +470,10 @@ def test_up_with_monitoring_runs_a_sensor_and_a_channel(fresh):
     }
     assert (parts["sensor"], parts["channel"]) == ("up", "up")  # without waiting any longer
     assert "pipeline" not in parts
-    second = driver.run("channel", home=fresh, timeout_s=20)
-    assert second.code == errors.Conflict.exit_code
-    assert "the domain runs the channel 'channel' itself" in second.err
+    for words in (("channel",), ("sensor", "--name", "sensor")):  # a second one of the same name
+        second = driver.run("run", *words, home=fresh, timeout_s=20)
+        assert second.code == errors.Conflict.exit_code
+        assert f"the domain runs the component '{words[0]}' itself" in second.err
     assert driver.run("down", home=fresh).code == 0
 
 
@@ -541,7 +542,7 @@ def test_up_with_everything_runs_a_small_fleet(fresh):
 def test_up_with_an_unknown_or_uninstalled_part_starts_nothing(fresh, monkeypatch):
     answer = driver.quick("up", "--detach", "--with", "monitoring,telepathy", home=fresh)
     assert answer.code == errors.InvalidInput.exit_code
-    assert "'telepathy' is not one of monitoring, pipeline, web, soap" in answer.err
+    assert "'telepathy' is not one of monitoring, pipeline, web, amqp, soap" in answer.err
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pyspark" else find(name))
     answer = driver.quick("up", "--detach", "--with", "pipeline", home=fresh)

@@ -78,7 +78,9 @@ async def test_at_any_moment_of_a_demo(tmp_path: Path):
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "words", [("sub", "a/>"), ("sensor", "--name", "m"), ("channel", "--name", "c")], ids=lambda w: w[0]
+    "words",
+    [("sub", "a/>"), ("run", "sensor", "--name", "m"), ("run", "channel", "--name", "c")],
+    ids=lambda w: w[-1],
 )
 async def test_at_any_moment_of_what_stays(up: Path, words: tuple[str, ...]):
     await pressed_at(instants(words[0], 1.5), up, *words)

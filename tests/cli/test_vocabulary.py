@@ -30,7 +30,6 @@ EXCEPTIONS = {
     "--by": "columns of a query; the key of an authority",
     "--durable": "the name of a JMS subscription; events need none",
     "--from": "a time in the history; a sender in notifications",
-    "--parent": "a session; a channel",
     "--period": "a duration, except in `report capacity`: day, week or month",
     "--to": "a file for output; the address of an event; the target of a move",
 }

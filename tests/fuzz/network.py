@@ -271,8 +271,8 @@ class FuzzedDomain(outages.Drill):
         await trust_user.close()
         with (self.logs / "amqp.log").open("ab") as log:
             gateway = await asyncio.create_subprocess_exec(
-                *driver.command_line("gateway", "amqp", "--processes", "1", "--anonymous", "fuzz-amqp"),
-                *("--home", str(self.home)),
+                *driver.command_line("run", "amqp", "--set", "amqp.processes=1", "--set", "amqp.port=0"),
+                *("--set", "amqp.anonymous=fuzz-amqp", "--home", str(self.home)),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

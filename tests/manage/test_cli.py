@@ -303,7 +303,7 @@ def test_a_users_day(shell: Shell, tmp_path: Path) -> None:
     # This domain has no sensor: top says so.
     unseen = driver.quick("top", "--once", home=shell.home)
     assert unseen.code == errors.NotFound.exit_code
-    assert "muster sensor" in unseen.err
+    assert "muster run sensor" in unseen.err
 
     # Others may look, or not even that.
     for role, may_look in (("viewer", True), ("user", True)):

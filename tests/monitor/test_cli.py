@@ -37,12 +37,13 @@ async def ended(child: child_process.ChildProcess) -> str:
 
 async def test_a_channel_killed_under_load_costs_nothing_that_is_counted_twice(muster, connect, rows, report):
     """kill -9 of one of two channels; its sensor moves to the other within two periods."""
-    quick = ("--hold", "100ms", "--beat", "100ms")
-    victim, other = [await muster("channel", "--name", name, *quick) for name in ("c1", "c2")]
+    quick = ("--set", "channel.hold_s=100ms", "--set", "channel.beat_s=100ms")
+    victim, other = [await muster("run", "channel", "--name", name, *quick) for name in ("c1", "c2")]
     for child in (victim, other):
         await child.line("is up", timeout_s=30)
-    sensor = await muster("sensor", "--name", "m1", "--period", "300ms", "--channel", "c1", "--channel", "c2")
-    await sensor.line("reporting m1", timeout_s=30)
+    words = ("sensor.period_s=300ms", "sensor.channels=c1,c2", "sensor.intake=false")
+    sensor = await muster("run", "sensor", "--name", "m1", *(w for word in words for w in ("--set", word)))
+    await sensor.line("sensor m1 is up", timeout_s=30)
     bus = await connect("reader")
 
     async def by_channel() -> dict[str, columns.BatchInfo]:
@@ -128,7 +129,7 @@ async def test_missing_items_are_reported(muster, connect, tmp_path):
     assert {row["depth"] for row in rows} == {1, 2, 3}
     assert path.read_text().count("<polyline") == 6
     assert driver.quick("capacity", "--to", path).code == 2
-    once = driver.quick("sensor", "--once", "-o", "json").json()
+    once = driver.quick("sensor", "-o", "json").json()
     assert "cpu_percent" in once
 
 
@@ -140,10 +141,10 @@ async def test_one_report_has_the_metrics_of_scraped_services(tmp_path):
 
     async with await http_server.serve({"/metrics": page}) as server:
         child = await asyncio.to_thread(
-            driver.run, "sensor", "--once", "--scrape", f"app={server.url}/metrics", "-o", "json"
+            driver.run, "sensor", "--set", f"sensor.scrape=app={server.url}/metrics", "-o", "json"
         )
         missing = await asyncio.to_thread(
-            driver.run, "sensor", "--once", "--scrape", f"app={server.url}/other", "-o", "json"
+            driver.run, "sensor", "--set", f"sensor.scrape=app={server.url}/other", "-o", "json"
         )
     service = child.json()["service app"]
     assert (service["state"], len(service), service["m399"]) == ("up", 401, 399.0)
@@ -151,7 +152,7 @@ async def test_one_report_has_the_metrics_of_scraped_services(tmp_path):
 
 
 async def test_a_process_of_its_own_has_health_pages(muster, broker):
-    child = await muster("channel", "--name", "c1")
+    child = await muster("run", "channel", "--name", "c1")
     url = (await child.line(r"health pages: (\S+)", timeout_s=30))[1]
     await child.line("is up")
     assert (await client.get(f"{url}/livez")).body == b"ok\n"

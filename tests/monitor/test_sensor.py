@@ -52,8 +52,8 @@ async def test_a_sensor_reports_its_machine_and_named_processes(connect, channel
 def test_a_sensor_does_not_count_itself_as_the_process_that_it_watches(tmp_path, quote):
     """The command lines of a sensor, and of a shell that starts it, contain the text of the option."""
     pattern = f"{quote}shop{quote} {tmp_path}"
-    watching = [sys.executable, "-c", "input()", "--process", f"shop={pattern}"]
-    shell = ["sh", "-c", f"read line; exec muster sensor --process 'shop={pattern}'"]
+    watching = [sys.executable, "-c", "input()", "--set", f"sensor.processes=shop={pattern}"]
+    shell = ["sh", "-c", f"read line; exec muster run sensor --set 'sensor.processes=shop={pattern}'"]
     with contextlib.ExitStack() as stack:
         for command in (watching, shell):
             child = stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE))

@@ -8,7 +8,6 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import msgspec
 import psutil
 import pyspark
 import pytest
@@ -19,8 +18,6 @@ from muster.bus.client import client
 from muster.bus.http import client as http_client
 from muster.core import files
 from muster.pipeline import client as pipeline_client
-from muster.pipeline import settings
-from muster.pipeline.job import main
 from muster.pipeline.source import java_runtime
 from muster.testing import child_process
 from muster.testing.eventually import eventually
@@ -28,7 +25,7 @@ from muster.trust import keyring
 from muster.trust.permissions import roles
 from tests.gateways.amqp import java_project
 from tests.manage import test_drills
-from tests.pipeline import test_history, traffic
+from tests.pipeline import driver_process, test_history, traffic
 from tests.trust import servers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -151,23 +148,20 @@ async def runs(
 ) -> None:
     credentials = folder / "pipeline.creds"
     files.write(credentials, trust.credentials("pipeline").render().encode())
-    options = main.PipelineOptions(
-        folder=str(folder),
-        servers=(broker_url,),
-        credentials=str(credentials),
-        settings=settings.PipelineSettings(
-            master=master,
-            memory="600m",
-            trigger_s=1.0,
-            window_s=1.0,
-            delay_s=1.0,
-            operators=("*",),
-            ui_port=test_drills.free_port(),
-            spark=(f"spark.pyspark.python={python}",),
-        ),
+    ui_port = test_drills.free_port()
+    words = driver_process.words(
+        folder,
+        broker_url,
+        master=master,
+        memory="600m",
+        trigger_s=1.0,
+        window_s=1.0,
+        delay_s=1.0,
+        operators="*",
+        ui_port=ui_port,
+        spark=f"spark.pyspark.python={python}",
     )
-    path = folder / "options.json"
-    path.write_bytes(msgspec.json.encode(options))
+    words += ["--creds", str(credentials)]
     root = folder / "history"
 
     async with await client.connect([broker_url], creds=trust.credentials("c1")) as channel:
@@ -190,7 +184,7 @@ async def runs(
 
     await report(1)
     async with (
-        await submit(how, path, folder) as driver,
+        await submit(how, words, folder) as driver,
         await client.connect([broker_url], creds=trust.credentials("ann")) as bus,
     ):
         ask = pipeline_client.PipelineClient(bus)
@@ -202,7 +196,7 @@ async def runs(
             if "CoarseGrainedExecutorBackend" in command_line(child)
         ]
         assert len(executors) == 3
-        await check_pages(options.settings.ui_port, trust.credentials("pipeline").seed)
+        await check_pages(ui_port, trust.credentials("pipeline").seed)
         credentials.rename(folder / "moved.creds")  # executors do not read it
         await workers[0].close()
         await report(2)
@@ -229,11 +223,11 @@ def readable_secrets(folder: Path, seed: str) -> list[Path]:
     ]
 
 
-async def submit(how: str, options: Path, folder: Path) -> child_process.ChildProcess:
+async def submit(how: str, words: list[str], folder: Path) -> child_process.ChildProcess:
     env = {"PYTHONPATH": SOURCE, "SPARK_LOCAL_IP": "127.0.0.1"}
     if how == "python":
-        return await child_process.start(sys.executable, "-m", "muster.pipeline.job.main", options, env=env)
-    return await spark_submit(ROOT / "deploy" / "spark" / "pipeline.py", options, folder=folder)
+        return await child_process.start(sys.executable, "-m", "muster", *words, env=env)
+    return await spark_submit(ROOT / "deploy" / "spark" / "pipeline.py", *words[2:], folder=folder)
 
 
 async def spark_submit(*arguments: str | Path, folder: Path) -> child_process.ChildProcess:

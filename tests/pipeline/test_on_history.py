@@ -72,7 +72,7 @@ async def test_a_history_is_created_and_queried_by_every_command(tmp_path, start
     try:
         quick = [f"pipeline.{word}" for word in ("trigger_s=5s", "window_s=1s", "delay_s=900ms")]
         child: child_process.ChildProcess = await start_process(
-            *driver.command_line("pipeline", "run", "--set", f"pipeline.rules={rules}"),
+            *driver.command_line("run", "pipeline", "--set", f"pipeline.rules={rules}"),
             *(part for word in quick for part in ("--set", word)),
             env=driver.environment(home),
         )

@@ -7,7 +7,6 @@ import sys
 import time
 from pathlib import Path
 
-import msgspec
 import psutil
 import pytest
 
@@ -16,12 +15,11 @@ from muster.bus.client import client
 from muster.core import errors
 from muster.core.reports import columns
 from muster.pipeline import client as pipeline_client
-from muster.pipeline import protocol, settings
+from muster.pipeline import protocol
 from muster.pipeline.history import tables
-from muster.pipeline.job import main
 from muster.testing import child_process
 from muster.testing.eventually import eventually
-from tests.pipeline import test_history, traffic
+from tests.pipeline import driver_process, test_history, traffic
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -54,16 +52,10 @@ class ReportLoop:
 
 async def driver(folder: Path, url: str) -> child_process.ChildProcess:
     (folder / "rules.yaml").write_text(RULES)
-    options = main.PipelineOptions(
-        folder=str(folder),
-        servers=(url,),
-        settings=settings.PipelineSettings(
-            trigger_s=1.0, window_s=2.0, delay_s=2.0, operators=("*",), rules=str(folder / "rules.yaml")
-        ),
+    command = driver_process.command(
+        folder, url, trigger_s=1.0, window_s=2.0, delay_s=2.0, operators="*", rules=folder / "rules.yaml"
     )
-    path = folder / "options.json"
-    path.write_bytes(msgspec.json.encode(options))
-    return await child_process.start(sys.executable, "-m", "muster.pipeline.job.main", path)
+    return await child_process.start(*command)
 
 
 async def status(ask: pipeline_client.PipelineClient) -> protocol.BatchProgress | None:

@@ -127,10 +127,10 @@ class SoakDomain(outages.Drill):
                 *("-m", "muster", "inform", "node", "--name", "inform-2", *here),
                 *("--view", str(self.home / "inform-2.db")),
             ],
-            CHANNEL: ["-m", "muster", "channel", "--name", CHANNEL, *here],
+            CHANNEL: ["-m", "muster", "run", "channel", "--name", CHANNEL, *here],
             "gateway": [
-                *("-m", "muster", "gateway", "amqp", "--processes", "1", *here),
-                *("--port", str(self.gateway_port)),
+                *("-m", "muster", "run", "amqp", "--set", "amqp.processes=1", *here),
+                *("--set", f"amqp.port={self.gateway_port}"),
             ],
         }
         for name, command in commands.items():

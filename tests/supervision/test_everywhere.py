@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import Any, TextIO
 from unittest import mock
 
+import msgspec
 import pytest
 
 from muster.app import domain, home, identities, service_manager
 from muster.app import settings as app_settings
-from muster.app.components import component, dispatcher, factories, management
-from muster.app.supervisor import dispatcher_process, server_process, worker
+from muster.app.components import component, factories, management
+from muster.app.supervisor import component_config, component_process, endpoints, worker
 from muster.bus import api, leases
 from muster.bus.client import credential_source
 from muster.bus.direct import bus as direct_bus
@@ -34,7 +35,6 @@ from muster.bus.http import client as http_client
 from muster.bus.http import server
 from muster.bus.log import journal, owned_log
 from muster.cli import command
-from muster.cli.messages import gateway
 from muster.cli.monitoring import simulate
 from muster.cli.resources import agent
 from muster.client import location
@@ -52,8 +52,6 @@ from muster.message.client import api as client_api
 from muster.notify import client as notify_client
 from muster.notify import models
 from muster.pipeline import protocol
-from muster.pipeline import settings as pipeline_settings
-from muster.pipeline.job import main as pipeline_main
 from muster.pipeline.job import service
 from muster.pipeline.job.driver import driver_lease
 from muster.simulate import fleet as virtual_fleet
@@ -79,8 +77,8 @@ CREATORS = {"create_task", "ensure_future"}
 UNSUPERVISED = {
     "app/domain.py: Domain.guard": "awaited in place",
     "app/process.py: run": "awaited in place",
+    "app/supervisor/component_process.py: run": "awaited in place",
     "app/supervisor/fork_server.py: ForkServer.spawn": "awaited in place",
-    "app/supervisor/port_workers.py: PortWorkers.__aenter__": "awaited in place",
     "app/supervisor/worker.py: run_worker": "awaited in place",
     "bus/brokers/broker.py: Broker.reserve": "awaited in place",
     "bus/client/subscriptions.py: BoundedSubscription._make_room": "unsubscribes once",
@@ -109,7 +107,6 @@ UNSUPERVISED = {
     "manage/log_stream.py: LogStream._start_requests": "awaited by `lines`, which raises its error",
     "manage/registry/operations.py: _send_page": "awaited in place",
     "manage/registry/registry_log.py: finish": "awaited in place",
-    "app/supervisor/dispatcher_process.py: run": "awaited in place",
     "message/dispatcher/leadership.py: DispatcherLeadership._run": "awaited in place",
     "message/dispatcher/leadership.py: DispatcherLeadership._run_dispatcher": "awaited in place",
     "message/dispatcher/peers/transactions.py: Transactions._resolve": "awaited by all callers",
@@ -171,7 +168,7 @@ def _outer(function: str) -> str:
 WATCH = "bus/leases.py: watch"  # ends when the lease is gained
 WEBHOOK = "http://127.0.0.1:9/"
 RULES = f"rules: []\nreceivers:\n  ops: {{webhook: '{WEBHOOK}'}}\n"
-COMMANDS = ("cli/messages/gateway.py: certificate", "cli/monitoring/simulate.py: commands")
+COMMANDS = ("app/gateways/amqp.py: certificate", "cli/monitoring/simulate.py: commands")
 
 
 @functools.cache  # not at the import, which each worker does
@@ -285,7 +282,7 @@ async def test_a_failure_of_each_loop_of_a_domain_is_counted_shown_and_followed_
         measured = await http_client.get(f"{running.running.health_url}/metrics")
         assert 'muster_task_failures_total{owner="dispatcher",task="journal"}' in measured.body.decode()
         failed = set(started)
-        commands = _commands(*await asyncio.to_thread(_home, tmp_path))
+        commands = _commands(made, *await asyncio.to_thread(_home, tmp_path))
         for loop, command_ in zip(COMMANDS, commands, strict=True):
             with _input(monkeypatch):
                 serving = asyncio.create_task(command_)
@@ -325,9 +322,15 @@ def _home(folder: Path) -> tuple[command.Invocation, Path]:
     return command.Invocation(home=place.root), authority.pair("amqp").path
 
 
-def _commands(invocation: command.Invocation, pem: Path) -> Iterator[Coroutine[Any, Any, None]]:
+def _commands(
+    made: app_settings.Settings, invocation: command.Invocation, pem: Path
+) -> Iterator[Coroutine[Any, Any, None]]:
     """What commands with loops of their own run in their processes, here."""
-    yield gateway._serve(invocation, "127.0.0.1", 0, pem, pem, None, 0, share_port=False, worker=False)
+    amqp = msgspec.structs.replace(made.amqp, port=0, certificate=str(pem), key=str(pem), processes=1)
+    config = component_config.ComponentConfig(
+        component="amqp", settings=msgspec.structs.replace(made, amqp=amqp)
+    )
+    yield component_process.run_in_front(config, lambda *_: None)
     machine = virtual_fleet.VirtualFleet(virtual_fleet.FleetPlan(machines=1, period_s=1.0))
     to = location.ConnectionOptions()
     yield simulate._play(invocation, to, machine, "sim", "batches", "", None, True)
@@ -364,18 +367,9 @@ async def _start_further_dispatcher(
     running: domain.Domain, made: app_settings.Settings
 ) -> Callable[[], Awaitable[None]]:
     """What the process of a further dispatcher runs, here. Returns what ends it."""
-    task = dispatcher.DispatcherTask(
-        name="dispatcher-1",
-        settings=made.message,
-        root=str(running.folder.root),
-        keys=str(made.keys_folder),
-        max_bytes=made.retention.messages.max_bytes,
-        replicas=1,
-        lease_ttl_s=made.bus.lease_ttl_s,
-        health=made.health,
-    )
+    config = component_config.ComponentConfig(component="message", settings=made, process="dispatcher-1")
     stop = asyncio.Event()
-    serving = asyncio.create_task(dispatcher_process.run(task, stop))
+    serving = asyncio.create_task(component_process.run(config, stop, lambda *_: None))
 
     async def end() -> None:
         stop.set()
@@ -456,7 +450,7 @@ async def test_a_failure_of_each_loop_of_a_gateway_and_a_dashboard_is_followed_b
                 domain="north",
                 folder=tmp_path,
                 history="",
-                listener=server_process.listen("127.0.0.1", 0, hint=""),
+                listener=endpoints.Endpoint("https", "127.0.0.1", 0).listen(),
                 stop=stop,
                 measure=metrics.Metrics(),
             )
@@ -494,13 +488,15 @@ async def test_a_failure_of_each_loop_that_needs_little_is_followed_by_a_restart
         await stack.enter_async_context(_lifeline(monkeypatch))
         rules = tmp_path / "rules.yaml"
         rules.write_text(RULES)
-        ends_pipelines = stack.enter_context(_input(monkeypatch))
+        end_pipelines = asyncio.Event()
         await bus.stream(traffic.STREAM)
         monkeypatch.setattr(service.PipelineService, "_start_spark", lambda _: mock.MagicMock())
         monkeypatch.setattr(service.PipelineService, "_start_query", lambda *_: mock.MagicMock())
         monkeypatch.setattr(service.PipelineService, "_watch", _until_stopped)
         pipelines = [
-            asyncio.create_task(pipeline_main.run(_pipeline(tmp_path / name, broker.url, rules)))
+            asyncio.create_task(
+                component_process.run(_pipeline(tmp_path / name, broker.url, rules), end_pipelines, _ignore)
+            )
             for name in ("driver", "standby")
         ]
         await stack.enter_async_context(_direct_connections(monkeypatch, connect, pem, tmp_path / "keys"))
@@ -522,7 +518,7 @@ async def test_a_failure_of_each_loop_that_needs_little_is_followed_by_a_restart
         await (await waiting).release()
         await standing_by
         await standby.close()
-        ends_pipelines.close()
+        end_pipelines.set()
         await asyncio.gather(*pipelines)
     covered.update(started)
 
@@ -531,9 +527,14 @@ async def _until_stopped(pipeline: service.PipelineService, _: Any) -> None:
     await pipeline._stop.wait()
 
 
-def _pipeline(folder: Path, url: str, rules: Path) -> pipeline_main.PipelineOptions:
-    settings = pipeline_settings.PipelineSettings(rules=str(rules), webhooks_allowed=(WEBHOOK,))
-    return pipeline_main.PipelineOptions(folder=str(folder), servers=(url,), lifeline=True, settings=settings)
+def _ignore(*_: Any) -> None: ...
+
+
+def _pipeline(folder: Path, url: str, rules: Path) -> component_config.ComponentConfig:
+    flags = {"domain.data_dir": str(folder), "pipeline.rules": str(rules)}
+    flags["pipeline.webhooks_allowed"] = WEBHOOK
+    settings = loader.load(app_settings.Settings, flags=flags)
+    return component_config.ComponentConfig(component="pipeline", settings=settings, servers=(url,))
 
 
 @contextlib.asynccontextmanager
@@ -627,16 +628,14 @@ async def _renewal(monkeypatch: pytest.MonkeyPatch, folder: Path) -> AsyncIterat
 async def _lifeline(monkeypatch) -> AsyncIterator[None]:
     """The input of a process that the domain supervises, which ends with the domain."""
     inner, outer = os.pipe()
-    given = os.fdopen(inner)
-    with os.fdopen(outer, "w") as domain_end:
+    with os.fdopen(inner) as given, os.fdopen(outer, "w") as domain_end:
         domain_end.write("{}\n")
         domain_end.flush()
         monkeypatch.setattr(sys, "stdin", given)
-        async with server_process.supervised() as (configuration, stop):
+        async with component_process.supervised() as (configuration, stop):
             yield
             domain_end.close()
             await stop.wait()
-            await eventually(lambda: given.closed)
     assert configuration == b"{}\n"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -15,8 +16,12 @@ import pytest_asyncio
 from muster.app import home, identities
 from muster.app import settings as app_settings
 from muster.app.components import web
+from muster.app.supervisor import component_config, component_process
+from muster.bus import api
 from muster.core.settings import loader
+from muster.core.telemetry import metrics
 from muster.testing.eventually import eventually
+from muster.trust.permissions import roles
 from tests import debian
 from tests.cli import driver
 
@@ -69,6 +74,12 @@ class Running:
         answer = driver.run(*arguments, "-o", "json", home=self.place, stdin=stdin)
         assert answer.code == 0, answer.err
         return answer.json() if answer.out.strip() else None
+
+    async def connect(self, identity: str, role: roles.Role) -> api.Bus:
+        config = component_config.ComponentConfig(component="web", settings=self.settings)
+        folder = home.DomainFolder(self.settings.domain.folder)
+        access = await asyncio.to_thread(component_process.access_of, config, folder, metrics.Metrics())
+        return await access.connect_login(identity, role)
 
     def token(self, name: str) -> str:
         """A fresh one; making it costs what checking a password does."""

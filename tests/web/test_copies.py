@@ -8,8 +8,6 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from muster.app import home, identities
-from muster.app.components import web
 from muster.core import errors
 from muster.inform import client
 from muster.trust.permissions import roles
@@ -46,9 +44,7 @@ async def reading(held: client.InformClient, key: str) -> AsyncIterator[None]:
 async def test_the_page_shows_replicas_that_follow_their_readers(tmp_path, browser):
     running = await asyncio.to_thread(conftest.start, tmp_path / "home", EXTRA)
     try:
-        trust = await asyncio.to_thread(identities.open_keyring, running.settings)
-        folder = home.DomainFolder(running.settings.domain.folder)
-        async with await web.DomainAddress(folder, trust).connect("reader", roles.Role.USER) as bus:
+        async with await running.connect("reader", roles.Role.USER) as bus:
             await client.InformClient(bus, node=NODES[0]).put("printers/3", b"colour")
             page = await browser.new_page(viewport={"width": 1280, "height": 850})
             here = conftest.Visit(running, page)

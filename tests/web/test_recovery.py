@@ -12,17 +12,17 @@ from tests.web import conftest
 
 @pytest.mark.timeout(300)
 async def test_pages_left_open_while_the_domain_restarts_recover_by_themselves(tmp_path, browser):
-    """One served by the domain's own web process, which restarts with it, and one by `muster web serve`."""
+    """One served by the domain's own web process, which restarts with it, and one by `muster run web`."""
     running = conftest.start(tmp_path / "home")
     try:
         with conftest.Api(running, "olga") as olga:
             kept = {"value": "still there"}
             conftest.wait_until(lambda: olga.put("/contexts/kept", json=kept).status_code == 200)
         standing = await child_process.start_muster(
-            "web", "serve", "--set", "web.port=0", env={"MUSTER_HOME": str(running.place)}
+            "run", "web", "--set", "web.port=0", env={"MUSTER_HOME": str(running.place)}
         )
         async with standing:
-            url = (await standing.line(r"serving (\S+);", timeout_s=60))[1]
+            url = (await standing.line(r"web is up: (\S+);", timeout_s=60))[1]
             own, apart = [
                 conftest.Visit(item, await (await browser.new_context()).new_page())
                 for item in (running, conftest.Running(running.place, url))

@@ -68,7 +68,7 @@ def test_a_disabled_service_is_reported_with_a_hint(vera):
     assert answer.status_code == 503
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.json()["code"] == "unavailable"
-    assert "muster pipeline run" in answer.json()["hint"]
+    assert "muster run pipeline" in answer.json()["hint"]
     assert vera.get("/history/nodes").status_code == 404
 
 

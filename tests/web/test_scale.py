@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from typing import Any
@@ -10,8 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from muster.app import domain, home, identities
-from muster.app.components import web
+from muster.app import domain, home
 from muster.core import messages
 from muster.core.reports import columns
 from muster.manage import protocol
@@ -47,9 +45,7 @@ async def fill_registry(running: Running) -> None:
 
 async def fill_reports(running: Running) -> None:
     """One report of each machine, as a channel forwards them."""
-    folder = home.DomainFolder(running.settings.domain.folder)
-    trust = await asyncio.to_thread(identities.open_keyring, running.settings)
-    async with await web.DomainAddress(folder, trust).connect("loader", roles.Role.CHANNEL) as bus:
+    async with await running.connect("loader", roles.Role.CHANNEL) as bus:
         stream = await bus.open_stream(columns.REPORTS_STREAM)
         now_ms = int(time.time() * 1000)
         for first in range(0, COUNT, 5_000):
@@ -74,7 +70,7 @@ def web_process(running: Running) -> psutil.Process:
     return next(
         child
         for child in psutil.Process(pid).children(recursive=True)
-        if "muster.app.supervisor.web_process" in " ".join(child.cmdline())
+        if "run web" in " ".join(child.cmdline())
     )
 
 

@@ -14,20 +14,19 @@ import asyncio
 import contextlib
 import enum
 import os
-import ssl
 import time
 from collections.abc import Awaitable, Iterable
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import muster
-from muster.app import certificates, home, identities
+from muster.app import access, certificates, home, identities
+from muster.app import settings as app_settings
 from muster.app.brokers import broker_set
 from muster.app.components import component as component_
-from muster.app.components import context, locator, web
+from muster.app.components import context, locator
 from muster.app.operations import audit, control, retention, storage_monitor
-from muster.app.supervisor import fork_server
+from muster.app.supervisor import component_config, fork_server
 from muster.bus import api
-from muster.bus.client import client
 from muster.bus.http import health, server, telemetry_export
 from muster.bus.rpc import admission
 from muster.core import errors, messages
@@ -80,7 +79,8 @@ class Domain:
         self._integrity = storage_monitor.IntegrityMonitor(self.brokers)
         self._components = (*self._own_components(monitored), *components)
         self._group: component_.ComponentGroup
-        self._fork_server: fork_server.ForkServer
+        self.fork_server: fork_server.ForkServer
+        self._access: access.DomainAccess
         self._stack = contextlib.AsyncExitStack()
         self._failure: asyncio.Future[None]
         self._pages: server.HttpServer | None = None
@@ -121,11 +121,17 @@ class Domain:
             await self._hold_folder()
             await asyncio.to_thread(self.folder.end_former_children)
             await self._serve_pages()
-            self._fork_server = fork_server.ForkServer()
-            self._stack.push_async_callback(self._fork_server.close)
+            self.fork_server = fork_server.ForkServer()
+            self._stack.push_async_callback(self.fork_server.close)
             if any(getattr(member, "forks", False) for member in self._components):
-                await self._fork_server.prepare()
+                await self.fork_server.prepare()
             self.trust = await asyncio.to_thread(identities.open_or_create, self.settings)
+            self._access = access.DomainAccess(
+                self._locate,
+                keys=self.trust,
+                measure=self.metrics,
+                connect_timeout_s=self.settings.bus.connect_timeout_s,
+            )
             if self.brokers is not None:
                 self._stack.push_async_callback(self.brokers.stop)
                 await self.brokers.start(self.trust, measure=self.metrics, on_failure=self._fail)
@@ -195,19 +201,16 @@ class Domain:
 
     @property
     def running(self) -> home.RunningDomain:
-        uses_tls = self.brokers is not None and self.settings.bus.uses_tls
         return home.RunningDomain(
             domain=self.settings.domain.name,
             pid=os.getpid(),
             started_at_s=self._started_at_s,
             version=muster.__version__,
             servers=self.servers,
-            ca=str(certificates.bundle(self.settings)) if uses_tls else None,
+            ca=self._ca or None,
             locator_url=self._locator.url if self._locator is not None else None,
             health_url=self._pages.url if self._pages is not None else None,
-            web_url=next(
-                (member.url for member in self._components if isinstance(member, web.WebComponent)), None
-            ),
+            web_url=self.url_of("web") or None,
         )
 
     async def status(self) -> dict[str, Any]:
@@ -235,22 +238,29 @@ class Domain:
             raise errors.NotFound(f"this domain has no {kind.__name__}")
         return match
 
+    def url_of(self, name: str) -> str:
+        """Where the component of this name serves; empty if it does not."""
+        return next((getattr(member, "url", "") for member in self._components if member.name == name), "")
+
     async def connect(self, identity: str, role: roles.Role) -> api.Bus:
         """A connection as ``identity``; credentials are issued if it has none."""
-        return await client.connect(
-            self.servers,
-            creds=await asyncio.to_thread(identities.credentials, self.trust, identity, role),
-            tls=await self._tls(),
-            connect_timeout_s=self.settings.bus.connect_timeout_s,
-            measure=self.metrics,
-        )
+        return await self._access.connect(identity, role)
 
     # Internals
 
-    async def _tls(self) -> ssl.SSLContext | None:
-        if self.brokers is None or not self.settings.bus.uses_tls:
-            return None
-        return await asyncio.to_thread(certificates.client_tls, self.settings)
+    @property
+    def _ca(self) -> str:
+        uses_tls = self.brokers is not None and self.settings.bus.uses_tls
+        return str(certificates.bundle(self.settings)) if uses_tls else ""
+
+    async def _locate(self) -> access.DomainAddress:
+        return access.DomainAddress(self.servers, self._ca)
+
+    def _template(self) -> component_config.ComponentConfig:
+        settings = cast(app_settings.Settings, self.settings)
+        return component_config.ComponentConfig(
+            component="", settings=settings, servers=self.servers, ca=self._ca
+        )
 
     def _context(
         self, member: component_.Component, supervisor: tasks.TaskSupervisor
@@ -258,14 +268,12 @@ class Domain:
         return context.ComponentContext(
             settings=self.settings,
             folder=self.folder,
-            trust=self.trust,
-            bus=self.bus,
-            connect=self.connect,
+            access=self._access,
             metrics=self.metrics,
             log=self._log.bind(in_component=member.name),
-            fork_server=self._fork_server,
             tasks=supervisor,
-            servers=lambda: self.servers,
+            template=self._template,
+            in_domain=self,
             watch_folder=self._budgets.watch_folder,
             storage_problem=self._storage.problem,
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from muster.app.export import settings as export_settings
 from muster.core.settings import domain
+from muster.gateways.amqp import settings as amqp_settings
 from muster.gateways.soap import settings as soap_settings
 from muster.inform import settings as inform_settings
 from muster.loop import settings as loop_settings
@@ -32,5 +33,6 @@ class Settings(domain.BaseSettings, frozen=True, kw_only=True):
     responder: loop_settings.ResponderSettings = loop_settings.ResponderSettings()
     reactions: loop_settings.ReactionSettings = loop_settings.ReactionSettings()
     syslog: export_settings.SyslogSettings = export_settings.SyslogSettings()
+    amqp: amqp_settings.AmqpSettings = amqp_settings.AmqpSettings()
     soap: soap_settings.SoapSettings = soap_settings.SoapSettings()
     web: web_settings.WebSettings = web_settings.WebSettings()

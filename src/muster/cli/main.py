@@ -44,7 +44,8 @@ COMMANDS: dict[str, CommandEntry] = {
     "status": CommandEntry(
         "domain.status", "Domain", "Show the state of the domain and the location of its files."
     ),
-    "web": CommandEntry("domain.web", "Domain", "Serve the dashboard and the REST API; manage logins."),
+    "run": CommandEntry("domain.run", "Domain", "Run one component of a domain until Ctrl-C."),
+    "web": CommandEntry("domain.web", "Domain", "Manage the logins and tokens of the dashboard."),
     "broker": CommandEntry("domain.broker", "Domain", "Start, link, unlink and list brokers."),
     "creds": CommandEntry("domain.creds", "Domain", "Issue, revoke and show credentials."),
     "config": CommandEntry("domain.config", "Domain", "Check and print settings."),
@@ -65,9 +66,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "message": CommandEntry(
         "messages.jms", "Messages", "Send, receive and browse JMS messages; administer queues."
     ),
-    "gateway": CommandEntry(
-        "messages.gateway", "Messages", "Serve clients of other protocols (AMQP, WS-Management)."
-    ),
+    "gateway": CommandEntry("messages.gateway", "Messages", "Set the passwords of the clients of gateways."),
     "inform": CommandEntry(
         "contexts.inform", "Contexts", "Write, read, search and watch contexts; show their replicas."
     ),
@@ -111,10 +110,7 @@ COMMANDS: dict[str, CommandEntry] = {
     ),
     "chaos": CommandEntry("resources.chaos", "Resources", "Kill processes of a domain, for failure drills."),
     "sensor": CommandEntry(
-        "monitoring.sensor", "Monitoring", "Report the state of this machine and its services."
-    ),
-    "channel": CommandEntry(
-        "monitoring.channel", "Monitoring", "Collect reports and forward them in columnar batches."
+        "monitoring.sensor", "Monitoring", "Print what the sensor of this machine would report."
     ),
     "top": CommandEntry(
         "monitoring.top",
@@ -133,7 +129,7 @@ COMMANDS: dict[str, CommandEntry] = {
     ),
     "simulate": CommandEntry("monitoring.simulate", "Monitoring", "Publish the reports of simulated fleets."),
     "pipeline": CommandEntry(
-        "monitoring.pipeline", "Monitoring", "Run the Spark pipeline and show its progress."
+        "monitoring.pipeline", "Monitoring", "Show the progress of the Spark pipeline, and stop it."
     ),
     "fleet": CommandEntry("monitoring.fleet", "Monitoring", "Remove machines from the fleet."),
     "alert": CommandEntry("monitoring.alert", "Monitoring", "List, acknowledge, resolve and silence alerts."),
@@ -303,7 +299,7 @@ def call(arguments: list[str] | None = None, *, program: str = "muster") -> int:
             return INTERRUPTED
         if invocation.debug:
             raise
-        known = _known(error, next((word for word in words if word in COMMANDS), ""))
+        known = _known(error, next((word for word in words if word in extras.COMMANDS), ""))
         if known is not None:
             message = known.message
             if isinstance(known, errors.ParseError):

@@ -109,7 +109,7 @@ async def recent(bus: api.Bus, *, window_s: float = 60.0, at_ms: int | None = No
     except errors.NotFound as error:
         raise errors.NotFound(
             "no channel has stored a report yet",
-            hint="`muster up --with monitoring` starts a channel and a sensor; elsewhere run `muster sensor`",
+            hint="`muster up --with monitoring` starts a channel and a sensor; elsewhere `muster run sensor`",
         ) from error
     until_ns = at_ms * 1_000_000 if at_ms is not None else time.time_ns() + 10**9
     state = await stream.state()

@@ -13,7 +13,7 @@ doc = sections.field_doc
 
 
 class ChannelSettings(sections.SettingsSection, frozen=True, kw_only=True):
-    """A channel inside the domain's own process. Further ones run as `muster channel`."""
+    """A channel. Further ones, and those of other machines, run as `muster run channel`."""
 
     enabled: Annotated[bool, doc("Whether this machine runs one. Needs the extra `monitor`.")] = False
     name: Annotated[
@@ -57,7 +57,7 @@ class ChannelSettings(sections.SettingsSection, frozen=True, kw_only=True):
 
 
 class SensorSettings(sections.SettingsSection, frozen=True, kw_only=True):
-    """The sensor of the domain's own machine. Other machines run `muster sensor`."""
+    """The sensor of this machine. Other machines run `muster run sensor`."""
 
     enabled: Annotated[bool, doc("Whether to report this machine. Needs the extra `monitor`.")] = False
     name: Annotated[

@@ -150,5 +150,5 @@ class PipelineClient:
 
 
 def _options() -> dict[str, Any]:
-    absent = errors.Unavailable("no pipeline runs on this bus", hint="start one with `muster pipeline run`")
+    absent = errors.Unavailable("no pipeline runs on this bus", hint="start one with `muster run pipeline`")
     return {"timeout_s": TIMEOUT_S, "waits": False, "absent": absent}

@@ -20,7 +20,7 @@ class PipelineSettings(sections.SettingsSection, frozen=True, kw_only=True):
         bool,
         doc(
             "Start the pipeline with the domain, as a process of its own. It takes a gigabyte or two of "
-            "memory and some seconds; `muster pipeline run` starts it by hand."
+            "memory and some seconds; `muster run pipeline` starts it by hand."
         ),
     ] = False
     name: Annotated[str, doc("Its identity on the bus.")] = "pipeline"

@@ -60,7 +60,7 @@ def register(
         made.append(tables.ALERTS_CURRENT)
     if not made:
         raise errors.NotFound(
-            f"there is no history in {storage.join(history)}", hint="`muster pipeline run` writes it"
+            f"there is no history in {storage.join(history)}", hint="`muster run pipeline` writes it"
         )
     return made
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,6 +16,7 @@ proton = pytest.importorskip("proton", reason="python-qpid-proton is not install
 from proton import reactor as proton_reactor  # noqa: E402
 from proton import utils as proton_utils  # noqa: E402
 
+from muster.app.supervisor import endpoints  # noqa: E402
 from muster.bus import api  # noqa: E402
 from muster.gateways.amqp import connection  # noqa: E402
 from muster.gateways.amqp import gateway as amqp_gateway  # noqa: E402
@@ -226,10 +228,12 @@ async def test_who_cannot_keep_up_holds_a_bounded_number_of_messages(monkeypatch
 
 
 async def test_gateways_may_share_a_port():
-    async with amqp_gateway.AmqpGateway(_nobody, None, share_port=True) as first:
+    shared = endpoints.Endpoint("amqp", "127.0.0.1", 0, shared=True)
+    async with amqp_gateway.AmqpGateway(_nobody, None, listener=shared.listen()) as first:
         with pytest.raises(OSError, match="in use"):
             await amqp_gateway.AmqpGateway(_nobody, None, port=first.port).start()
-        async with amqp_gateway.AmqpGateway(_nobody, None, port=first.port, share_port=True) as second:
+        again = dataclasses.replace(shared, port=first.port).listen()
+        async with amqp_gateway.AmqpGateway(_nobody, None, listener=again) as second:
             clients = []
             while not (first.connections and second.connections):
                 clients.append(await asyncio.open_connection("127.0.0.1", first.port))

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import msgspec
-
 from muster.app.components import component
 from muster.app.components import context as context_
-from muster.app.supervisor import module_process, port_workers
+from muster.app.supervisor import child_component, endpoints
 from muster.bus import api
-from muster.bus.rpc import admission
 from muster.core import errors, health, subjects
-from muster.core.settings import domain
-from muster.core.telemetry import metrics
 from muster.message import settings as settings_
 from muster.message.dispatcher import leadership
 from muster.trust import credential_records, keyring
@@ -81,92 +77,41 @@ def _allows(record: credential_records.CredentialRecord, action: str, what: str)
     return any(pattern == what or subjects.matches(pattern, what) for pattern in allowed)
 
 
-def leadership_of(
-    bus: api.Bus,
-    message_settings: settings_.MessageSettings,
-    trust: keyring.Keyring,
-    *,
-    max_bytes: int,
-    replicas: int,
-    lease_ttl_s: float,
-    measure: metrics.Metrics,
-) -> leadership.DispatcherLeadership:
-    return leadership.DispatcherLeadership(
-        bus,
-        message_settings,
-        max_bytes=max_bytes,
-        may=TopicPermissions(trust),
-        replicas=replicas,
-        lease_ttl_s=lease_ttl_s,
-        measure=measure,
-    )
-
-
-class DispatcherTask(msgspec.Struct, frozen=True, kw_only=True):
-    """The configuration of a further process for dispatchers."""
-
-    name: str
-    settings: settings_.MessageSettings
-    root: str  # the domain's folder
-    keys: str
-    max_bytes: int
-    replicas: int
-    lease_ttl_s: float
-    share_per_identity: float = admission.SHARE
-    health: domain.HealthSettings
-    log_level: str = "info"
-
-
 class DispatcherComponent:
     """Serves the domain's queues and durable subscriptions, or waits to take them over. With several
-    partitions, further processes have their share of them.
+    partitions, all such processes have their share of them.
     """
 
     name = "message"
     depends_on: Sequence[str] = ()
     vital = False
 
-    def __init__(self, settings: settings_.MessageSettings) -> None:
+    def __init__(self, settings: settings_.MessageSettings, *, more_processes: bool = False) -> None:
+        """``more_processes``: whether it starts those that the settings say."""
         self._settings = settings
         self._bus: api.Bus | None = None
         self._service: leadership.DispatcherLeadership | None = None
-        count = self._settings.process_count(port_workers.usable_cores())
+        count = settings.process_count(endpoints.usable_cores()) if more_processes else 1
         self._processes = [
-            module_process.ModuleProcess(
-                f"dispatcher-{number}", "muster.app.supervisor.dispatcher_process", log_share=8 * (count - 1)
-            )
+            child_component.ChildComponent(f"dispatcher-{number}", log_share=8 * (count - 1))
             for number in range(1, count)
         ]
 
     async def start(self, context: context_.ComponentContext) -> None:
         self._storage_problem = context.storage_problem
-        bus = self._bus = await context.connect(IDENTITY, roles.Role.GATEWAY)
-        max_bytes = context.settings.retention.messages.max_bytes
-        replicas, lease_ttl_s = context.settings.bus.replicas, context.settings.bus.lease_ttl_s
-        self._service = leadership_of(
-            bus,
+        self._bus = await context.connect(IDENTITY, roles.Role.GATEWAY)
+        self._service = leadership.DispatcherLeadership(
+            self._bus,
             self._settings,
-            context.trust,
-            max_bytes=max_bytes,
-            replicas=replicas,
-            lease_ttl_s=lease_ttl_s,
+            max_bytes=context.settings.retention.messages.max_bytes,
+            may=TopicPermissions(context.trust),
+            replicas=context.settings.bus.replicas,
+            lease_ttl_s=context.settings.bus.lease_ttl_s,
             measure=context.metrics,
         )
         context.tasks.loop("leadership", self._service.run)
-        for number, process in enumerate(self._processes, 1):
-            task = DispatcherTask(
-                name=f"dispatcher-{number}",
-                settings=self._settings,
-                root=str(context.folder.root),
-                keys=str(context.settings.keys_folder),
-                max_bytes=max_bytes,
-                replicas=replicas,
-                lease_ttl_s=lease_ttl_s,
-                share_per_identity=context.settings.bus.share_per_identity,
-                health=msgspec.structs.replace(context.settings.health, port=0),
-                log_level=context.settings.log.level,
-            )
-            process.start(context, config=msgspec.json.encode(task))
+        for process in self._processes:
+            process.start(context, functools.partial(context.config, self.name, process=process.name))
 
     async def stop(self) -> None:
         for process in self._processes:

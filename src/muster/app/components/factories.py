@@ -8,7 +8,7 @@ runs here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from muster.app import settings as app_settings
 from muster.app.components import (
@@ -20,11 +20,12 @@ from muster.app.components import (
     monitor,
     notifier,
     pipeline,
-    soap_gateways,
     web,
 )
 from muster.app.export import otlp_activities, syslog_export
-from muster.app.supervisor import domain_tree
+from muster.app.gateways import amqp, soap
+from muster.app.supervisor import component_config, domain_tree
+from muster.core import errors
 
 #: From the settings to a component, or None if the settings do not enable it on this machine.
 Factory = Callable[[app_settings.Settings], component.Component | None]
@@ -38,7 +39,11 @@ FACTORIES: Sequence[Factory] = (
     lambda settings: management.ManagementComponent(settings.manage) if settings.manage.enabled else None,
     lambda settings: domain_tree.ParentNode(settings.manage) if settings.manage.children else None,
     lambda settings: domain_tree.ChildNode(settings.manage) if settings.manage.parent else None,
-    lambda settings: dispatcher.DispatcherComponent(settings.message) if settings.message.enabled else None,
+    lambda settings: (
+        dispatcher.DispatcherComponent(settings.message, more_processes=True)
+        if settings.message.enabled
+        else None
+    ),
     lambda settings: (
         monitor.ChannelComponent(settings.channel, settings.manage.machine_suffix)
         if settings.channel.enabled
@@ -54,7 +59,7 @@ FACTORIES: Sequence[Factory] = (
         if settings.notify.enabled
         else None
     ),
-    lambda settings: pipeline.PipelineComponent(settings.pipeline) if settings.pipeline.enabled else None,
+    lambda settings: pipeline.supervised_pipeline(settings) if settings.pipeline.enabled else None,
     lambda settings: loop.ResponderComponent(settings.responder) if settings.responder.rules else None,
     lambda settings: (
         loop.ReactionComponent(settings.reactions)
@@ -68,11 +73,37 @@ FACTORIES: Sequence[Factory] = (
         if settings.health.otlp_url and "activities" in settings.health.otlp_signals
         else None
     ),
-    lambda settings: soap_gateways.SoapComponent(settings) if settings.soap.enabled else None,
-    lambda settings: web.WebComponent(settings) if settings.web.enabled else None,
+    lambda settings: amqp.supervised_amqp(settings) if settings.amqp.enabled else None,
+    lambda settings: soap.supervised_soap(settings.soap) if settings.soap.enabled else None,
+    lambda settings: web.supervised_web(settings) if settings.web.enabled else None,
 )
 
 
 def components(settings: app_settings.Settings) -> list[component.Component]:
     """All components that these settings enable."""
     return [made for factory in FACTORIES if (made := factory(settings)) is not None]
+
+
+#: What a process of its own runs, by the name of the component.
+SERVING: Mapping[str, Callable[[component_config.ComponentConfig], component.Component]] = {
+    "amqp": lambda config: amqp.serving(config.settings, inherits=config.listener is not None),
+    "channel": lambda config: monitor.ChannelComponent(
+        config.settings.channel, config.settings.manage.machine_suffix, identity=config.identity
+    ),
+    "message": lambda config: dispatcher.DispatcherComponent(config.settings.message),
+    "notify": lambda config: notifier.NotifierComponent(
+        config.settings.notify, config.settings.manage.machine_suffix, identity=config.identity
+    ),
+    "pipeline": lambda config: pipeline.PipelineComponent(config.settings, config.identity),
+    "sensor": lambda config: monitor.SensorComponent(
+        config.settings.sensor, config.settings.manage.machine_suffix, identity=config.identity
+    ),
+    "soap": lambda config: soap.SoapComponent(config.settings.soap),
+    "web": lambda config: web.WebComponent(config.settings),
+}
+
+
+def serving(config: component_config.ComponentConfig) -> component.Component:
+    if config.component not in SERVING:
+        raise errors.InvalidInput(f"{config.component!r} is not one of {', '.join(SERVING)}")
+    return SERVING[config.component](config)

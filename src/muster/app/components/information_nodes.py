@@ -13,7 +13,7 @@ import msgspec
 from muster.app import certificates, home, identities, log_files
 from muster.app.components import component
 from muster.app.components import context as context_
-from muster.app.supervisor import module_process, worker
+from muster.app.supervisor import child_component, worker
 from muster.bus.http import health as http_health
 from muster.core import health
 from muster.core.settings import domain
@@ -98,7 +98,7 @@ class NodeProcess:
             identity,
             self._launch,
             probe=self._responds if context.settings.health.enabled else None,
-            probe_policy=module_process.PROBE_POLICY,
+            probe_policy=child_component.PROBE_POLICY,
         )
 
     def health(self) -> http_health.HealthReport:
@@ -133,7 +133,7 @@ def _config(
         known_as=identity,
         inform=settings_,
         contexts_bytes=base.retention.contexts.max_bytes,
-        servers=tuple(context.servers()),
+        servers=tuple(context.template().servers),
         creds=str(identities.credentials_file(context.trust, identity, roles.Role.INFORMATION_NODE)),
         ca=str(certificates.bundle(base)) if uses_tls else None,
         keys=str(base.keys_folder),

@@ -21,7 +21,7 @@ from muster.app import certificates, enrolment, identities, log_files
 from muster.app.brokers import addresses
 from muster.app.components import bootstrap_client, component
 from muster.app.components import context as context_
-from muster.app.supervisor import module_process, worker
+from muster.app.supervisor import child_component, worker
 from muster.bus.http import health as http_health
 from muster.bus.rpc import server
 from muster.core import errors, health
@@ -157,7 +157,7 @@ class ManagementComponent:
             launch,
             describe_end=describe_end,
             probe=responds if self._context.settings.health.enabled else None,
-            probe_policy=module_process.PROBE_POLICY,
+            probe_policy=child_component.PROBE_POLICY,
         )
 
     # Requests
@@ -299,7 +299,7 @@ def _worker_config(
     identity = rest if kind == "agent" else name
     creds = identities.credentials_file(context.trust, identity, _ROLES[kind])
     running_servers, uses_tls = (
-        context.servers(),
+        context.template().servers,
         not base_settings.bus.servers and base_settings.bus.uses_tls,
     )
     direct = worker.DirectPort()

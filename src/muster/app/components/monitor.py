@@ -24,10 +24,13 @@ class ChannelComponent:
     depends_on: Sequence[str] = ()
     vital = False  # another channel can take over its children
 
-    def __init__(self, channel_settings: settings.ChannelSettings, suffix: str = "") -> None:
-        """``suffix`` distinguishes its default name from those of channels of other machines."""
+    def __init__(
+        self, channel_settings: settings.ChannelSettings, suffix: str = "", *, identity: str = ""
+    ) -> None:
+        """``suffix`` distinguishes its default name from those of channels of other machines. ``identity``:
+        in place of the name in the settings."""
         self._settings = channel_settings
-        self.identity = _unique(channel_settings.name, self.name, suffix)
+        self.identity = identity or _unique(channel_settings.name, self.name, suffix)
         self._bus: api.Bus | None = None
         self._channel: channel.Channel | None = None
 
@@ -80,10 +83,14 @@ class SensorComponent:
     depends_on: Sequence[str] = ()
     vital = False
 
-    def __init__(self, sensor_settings: settings.SensorSettings, suffix: str = "") -> None:
-        """``suffix`` distinguishes its default name: two machines with one name would be one in reports."""
+    def __init__(
+        self, sensor_settings: settings.SensorSettings, suffix: str = "", *, identity: str = ""
+    ) -> None:
+        """``suffix`` distinguishes its default name: two machines with one name would be one in reports.
+        ``identity``: in place of the name in the settings."""
         self._settings = sensor_settings
-        self.identity = _unique(sensor_settings.name, self.name, suffix)
+        self._suffix = suffix
+        self.identity = identity or _unique(sensor_settings.name, self.name, suffix)
         self._bus: api.Bus | None = None
         self._sensor: sensor.Sensor | None = None
 
@@ -92,9 +99,11 @@ class SensorComponent:
         from muster.monitor.sensor import sensor
 
         options = self._settings
-        buffer_dir = context.folder.root / "sensor"
-        context.watch_folder("sensor's buffer", buffer_dir, options.buffer_bytes)
         self._bus = await context.connect(self.identity, roles.Role.AGENT)
+        buffer_dir = context.folder.root / "sensor"
+        if self._bus.identity != _unique(options.name, self.name, self._suffix):  # beside that of the domain
+            buffer_dir /= self._bus.identity
+        context.watch_folder("sensor's buffer", buffer_dir, options.buffer_bytes)
         self._sensor = sensor.Sensor(
             self._bus,
             sensor.SensorOptions(

@@ -26,11 +26,11 @@ class NotifierComponent:
     depends_on: Sequence[str] = ()
     vital = False
 
-    def __init__(self, settings: settings_.NotifySettings, suffix: str = "") -> None:
-        """``suffix`` distinguishes its identity from that of other machines: notifiers with the same name do
-        not forward events to each other."""
+    def __init__(self, settings: settings_.NotifySettings, suffix: str = "", *, identity: str = "") -> None:
+        """``suffix`` distinguishes its default name from that of other machines: notifiers with the same name
+        do not forward events to each other."""
         self._settings = settings
-        self._identity = f"{IDENTITY}{suffix}"
+        self._identity = identity or f"{IDENTITY}{suffix}"
         self._bus: api.Bus | None = None
         self._notifier: notifier.Notifier | None = None
 

@@ -1,4 +1,4 @@
-"""The pipeline as a component of a domain: a separate process, because it is large, restarted when it ends.
+"""The pipeline as a component: with the domain a separate process, because it is large.
 
 It is not vital: messaging, notification and management work without it.
 """
@@ -6,100 +6,112 @@ It is not vital: messaging, notification and management work without it.
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from muster.app import home, identities
-from muster.app.components import component
+from muster.app import settings as app_settings
+from muster.app.components import component, supervised
 from muster.app.components import context as context_
-from muster.app.supervisor import module_process
-from muster.core import files, health
-from muster.core.settings import domain
-from muster.pipeline import settings as settings_
+from muster.bus import api
+from muster.pipeline import protocol
 from muster.pipeline.history import storage
-from muster.supervision import children
-from muster.trust import keyring
+from muster.supervision import children, tasks
 from muster.trust.permissions import roles
 
+if TYPE_CHECKING:
+    from muster.pipeline.job import progress_metrics, service
+
 STOP_S = 60.0
-OPTIONS_NAME = "options.json"
 # A frozen driver is replaced after 30 s. Spark starts slowly, and a batch may keep the interpreter busy.
 PROBE_POLICY = children.ProbePolicy(period_s=5.0, timeout_s=5.0, failures_max=3, grace_s=120.0, busy_s=60.0)
-
-
-def pipeline_options(
-    settings: domain.BaseSettings,
-    pipeline: settings_.PipelineSettings,
-    folder: home.DomainFolder,
-    trust: keyring.Keyring,
-    running: home.RunningDomain,
-) -> dict[str, Any]:
-    """The options of `muster.pipeline.job.main`; issues the pipeline's credentials. Blocks."""
-    return {
-        "folder": str(folder.root),
-        "servers": running.servers,
-        "credentials": str(identities.credentials_file(trust, pipeline.name, roles.Role.PIPELINE)),
-        "ca": running.ca,
-        "history_max_bytes": settings.retention.history.max_bytes,
-        "history_max_age_s": settings.retention.history.max_age_s,
-        "system_max_bytes": settings.retention.system.max_bytes,
-        "alerts_max_bytes": settings.retention.alerts.max_bytes,
-        "alerts_max_age_s": settings.retention.alerts.max_age_s,
-        "replicas": settings.bus.replicas,
-        "health": msgspec.structs.replace(settings.health, port=0),
-        "pages": str(folder.pages),
-        "settings": pipeline,
-    }
+GC_OBJECTS = 100_000  # created before the garbage collector looks for cycles
 
 
 class PipelineComponent:
+    """The driver of the Spark job, in any process. It ends after the batch during which it is stopped; if it
+    is killed, the batch is repeated."""
+
     name = "pipeline"
     depends_on: Sequence[str] = ()
     vital = False
 
-    def __init__(self, settings: settings_.PipelineSettings) -> None:
-        self._settings = settings
-        self._process = module_process.ModuleProcess(
+    def __init__(self, all_settings: app_settings.Settings, identity: str = "") -> None:
+        self._all_settings = all_settings
+        self._settings = all_settings.pipeline
+        self._identity = identity or self._settings.name
+        self._bus: api.Bus | None = None
+        self._service: service.PipelineService | None = None
+        self._job: asyncio.Task[None] | None = None
+        self._tasks = tasks.TaskSupervisor("pipeline")
+        self._measured: progress_metrics.ProgressMetrics
+
+    async def start(self, context: context_.ComponentContext) -> None:
+        from muster.pipeline.job import progress_metrics, service
+
+        # The results of thousands of groups are many small objects without cycles.
+        gc.set_threshold(GC_OBJECTS, 20, 20)
+        retention = self._all_settings.retention
+        access = context.access
+        credentials = await access.credentials_file(self._identity, roles.Role.PIPELINE)
+        where = await access.locate()
+        self._bus = await access.connect(self._identity, roles.Role.PIPELINE)
+        paths = service.PipelinePaths(
+            context.folder.root,
+            where.servers,
+            str(credentials) if credentials is not None else None,
+            where.ca or None,
+            retention.history.max_bytes,
+            retention.history.max_age_s,
+            tuple(
+                protocol.streams(
+                    system_max_bytes=retention.system.max_bytes,
+                    alerts_max_bytes=retention.alerts.max_bytes,
+                    alerts_max_age_s=retention.alerts.max_age_s,
+                    replicas=self._all_settings.bus.replicas,
+                )
+            ),
+        )
+        self._measured = progress_metrics.ProgressMetrics(context.metrics)
+        self._service = await asyncio.to_thread(
+            service.PipelineService, self._bus, self._settings, paths, on_progress=self._measured.update
+        )
+        self._job = self._tasks.spawn("job", self._service.run())
+        context.tasks.spawn("end", self._wait_for_end(context), on_failure=tasks.OnFailure.FATAL)
+
+    async def _wait_for_end(self, context: context_.ComponentContext) -> None:
+        assert self._job is not None
+        await asyncio.shield(self._job)  # which stops by itself, later than this task
+        context.finish()
+
+    async def stop(self) -> None:
+        if self._service is not None and self._job is not None:
+            self._service.stop()
+            await asyncio.wait((self._job,))
+        await self._tasks.close()
+        if self._bus is not None:
+            await self._bus.close()
+
+    def health(self) -> component.ComponentHealth:
+        report = self._measured.report()
+        return component.ComponentHealth(report.state, report.reason)
+
+
+def supervised_pipeline(all_settings: app_settings.Settings) -> supervised.SupervisedComponent:
+    """With the domain: a process of its own."""
+
+    def watch(context: context_.ComponentContext) -> None:
+        history = storage.local_path(all_settings.pipeline.history_root(context.folder.root))
+        if history is not None:
+            context.watch_folder("history", history, all_settings.retention.history.max_bytes)
+
+    return supervised.SupervisedComponent(
+        supervised.Supervision(
             "pipeline",
-            "muster.pipeline.job.main",
+            prepare=watch,
             log_share=4,
             stop_s=STOP_S,
             restart_after_success=False,
             probe_policy=PROBE_POLICY,
         )
-
-    async def start(self, context: context_.ComponentContext) -> None:
-        history = storage.local_path(self._settings.history_root(context.folder.root))
-        if history is not None:
-            context.watch_folder("history", history, context.settings.retention.history.max_bytes)
-
-        async def arguments() -> list[str]:
-            return [str(await self._write_options(context))]
-
-        self._process.start(context, arguments=arguments)
-
-    async def stop(self) -> None:
-        await self._process.stop()
-
-    def health(self) -> component.ComponentHealth:
-        if self._process.state is children.ChildState.FINISHED:
-            return component.ComponentHealth(health.HealthState.DOWN, "stopped on request")
-        report = self._process.health()
-        return component.ComponentHealth(report.state, report.reason)
-
-    async def _write_options(self, context: context_.ComponentContext) -> Path:
-        while True:  # the domain publishes its addresses when all components have started
-            running = await asyncio.to_thread(context.folder.running)
-            if running is not None:
-                return await asyncio.to_thread(self._prepare, context, running)
-            await asyncio.sleep(0.1)
-
-    def _prepare(self, context: context_.ComponentContext, running: home.RunningDomain) -> Path:
-        options = pipeline_options(context.settings, self._settings, context.folder, context.trust, running)
-        path = context.folder.root / "pipeline" / OPTIONS_NAME
-        path.parent.mkdir(parents=True, exist_ok=True)
-        files.write(path, msgspec.json.encode(options | {"lifeline": True}))
-        return path
+    )

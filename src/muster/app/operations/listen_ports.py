@@ -24,6 +24,8 @@ def configured(settings: app_settings.Settings) -> Iterator[tuple[str, int]]:
     # On loopback, the web server uses a free port instead.
     if web.enabled and web.port and not hosts.is_loopback(web.host):
         yield web.host, web.port
+    if settings.amqp.enabled and settings.amqp.port and not settings.amqp.share_port:
+        yield settings.amqp.host, settings.amqp.port
     if settings.soap.enabled and settings.soap.port:
         yield settings.soap.host, settings.soap.port
     if settings.health.enabled and settings.health.port:

@@ -33,17 +33,27 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, str]:
 
 
 def resolve(
-    invocation: command.Invocation, overrides: Sequence[str] = (), *, file: Path | None = None
+    invocation: command.Invocation,
+    overrides: Sequence[str] = (),
+    *,
+    file: Path | None = None,
+    home_required: bool = True,
 ) -> loader.ResolvedSettings[app_settings.Settings]:
-    """The effective settings: of the home, the environment and ``--set``."""
+    """The effective settings: of the home, the environment and ``--set``. ``home_required`` False: the folder
+    of the home may have no settings; data are stored there."""
     import os
 
     from muster.app import home
     from muster.app import settings as app_settings
     from muster.core.settings import loader
 
-    place = file or home.Home.find(invocation.home).expect().settings_file
-    return loader.resolve(app_settings.Settings, file=place, env=os.environ, flags=parse_overrides(overrides))
+    found, flags = home.Home.find(invocation.home), parse_overrides(overrides)
+    place = file
+    if file is None and (home_required or found.settings_file.is_file()):
+        place = found.expect().settings_file
+    elif file is None and "MUSTER_DOMAIN__DATA_DIR" not in os.environ:
+        flags = {"domain.data_dir": str(found.root), **flags}
+    return loader.resolve(app_settings.Settings, file=place, env=os.environ, flags=flags)
 
 
 def load(invocation: command.Invocation, overrides: Sequence[str] = ()) -> app_settings.Settings:

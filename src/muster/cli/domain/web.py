@@ -1,4 +1,4 @@
-"""``muster web``: serve the dashboard and the REST API, and manage logins."""
+"""``muster web``: the logins and tokens of the dashboard and the REST API."""
 
 from __future__ import annotations
 
@@ -16,61 +16,15 @@ ROLES = ("viewer", "operator", "admin")
     cls=command.MusterGroup,
     examples=[
         ("muster web password", "create the administrator's password and print it"),
-        ("muster web serve --set web.port=8443", "in a separate process"),
+        ("muster web token create ann", "print a new token for the REST API"),
     ],
 )
 def web() -> None:
-    """Serve the dashboard and the REST API; manage logins.
+    """Manage the logins and tokens of the dashboard.
 
-    `muster up` serves both too, unless the setting web.enabled is false.
+    They are those of the REST API too. `muster up` serves both, unless the setting web.enabled is false;
+    `muster run web` serves them in a process beside it.
     """
-
-
-@web.command(
-    examples=[
-        ("muster web serve", "until Ctrl-C; reconnects when the domain restarts"),
-        ("muster web serve --set web.port=0", "on a free port, which is printed"),
-    ]
-)
-@config.set_option
-@command.pass_invocation
-def serve(invocation: command.Invocation, overrides: tuple[str, ...]) -> None:
-    """Serve the dashboard and the REST API of the home's domain until Ctrl-C."""
-    import asyncio
-    import signal
-
-    import msgspec
-
-    from muster.app import home, identities
-    from muster.app.components import web as web_
-    from muster.core.telemetry import log
-
-    settings = config.load(invocation, overrides)
-    web_.check()
-    log.configure(sys.stderr, level=settings.log.level, form="text")
-    folder = home.DomainFolder(settings.domain.folder)
-
-    async def run() -> None:
-        from muster.app.supervisor import web_process
-
-        stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        with web_.listen(settings.web) as listener:
-            url = web_.url_of(settings.web, listener)
-            invocation.printer.done({"url": url}, f"serving {url}; Ctrl-C ends it")
-            await web_process.serve_web(
-                settings.web,
-                listener=listener,
-                domain=settings.domain.name,
-                folder=folder,
-                trust=await asyncio.to_thread(identities.open_keyring, settings),
-                history=web_.history_of(settings, folder),
-                stop=stop,
-                health=msgspec.structs.replace(settings.health, port=0),
-            )
-
-    command.run(run())
 
 
 @web.command(

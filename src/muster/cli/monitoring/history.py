@@ -84,7 +84,7 @@ def resolve_root(invocation: command.Invocation, root: str | None) -> str:
         root = settings.pipeline.history_root(settings.domain.folder)
     location = storage.normalize(root, setting="--dir")
     if not any(delta.exists(location, name) for name in tables.definitions()):
-        raise errors.NotFound(f"there is no history in {location}", hint="`muster pipeline run` writes it")
+        raise errors.NotFound(f"there is no history in {location}", hint="`muster run pipeline` writes it")
     return location
 
 

@@ -16,73 +16,13 @@ if TYPE_CHECKING:
     from muster.pipeline.batch import cost_fit
 
 
-@click.group(cls=command.MusterGroup, examples=[("muster pipeline run", "")])
+@click.group(cls=command.MusterGroup, examples=[("muster pipeline status --follow", "")])
 def pipeline() -> None:
-    """Run the Spark pipeline and show its progress."""
+    """Show the progress of the Spark pipeline, and stop it.
 
-
-@pipeline.command(
-    examples=[
-        ("muster pipeline run", "Ctrl-C ends it after the current batch"),
-        ("muster pipeline run --set pipeline.master=spark://10.0.0.5:7077", "on a cluster"),
-        ("muster pipeline run --set pipeline.rules=./rules.yaml", "with alert rules"),
-    ]
-)
-@config.set_option
-@command.pass_invocation
-def run(invocation: command.Invocation, overrides: tuple[str, ...]) -> None:
-    """Run the pipeline in the foreground and print its progress.
-
-    Reads the stream of reports, aggregates them, raises alerts and writes the history. After a crash the next
-    run continues where this one stopped, without loss or duplicates.
+    `muster up` runs it if pipeline.enabled is set, and `muster run pipeline` beside a domain. After a crash
+    it continues where it stopped, without loss or duplicates.
     """
-    from muster.pipeline.job import main
-
-    options = main.PipelineOptions(**_options(invocation, overrides))
-    invocation.printer.note("starting Spark; Ctrl-C ends the pipeline after the current batch")
-    command.run(main.run(options, on_progress=lambda progress: _show(invocation, progress)))
-
-
-def _options(invocation: command.Invocation, overrides: tuple[str, ...]) -> dict[str, Any]:
-    from muster.app import home, identities
-    from muster.app.components import pipeline as pipeline_
-    from muster.core import errors
-
-    settings = config.load(invocation, overrides)
-    folder = home.DomainFolder(settings.domain.folder)
-    running = folder.running()
-    if running is None:
-        raise errors.Unavailable(
-            f"the domain {settings.domain.name} is not running", hint="start it with `muster up --detach`"
-        )
-    return pipeline_.pipeline_options(
-        settings, settings.pipeline, folder, identities.open_keyring(settings), running
-    )
-
-
-@pipeline.command(
-    examples=[
-        ("muster pipeline options options.json", ""),
-        ("muster pipeline options options.json --set pipeline.master=k8s://https://10.0.0.5", ""),
-    ]
-)
-@click.argument("file", type=click.Path(dir_okay=False))
-@config.set_option
-@command.pass_invocation
-def options(invocation: command.Invocation, file: str, overrides: tuple[str, ...]) -> None:
-    """Write the options of the pipeline's process to FILE, for spark-submit and containers.
-
-    FILE may contain passwords, and only you can read it. It names the file of the pipeline's credentials.
-    """
-    import pathlib
-
-    import msgspec
-
-    from muster.core import files
-
-    content = msgspec.json.encode(_options(invocation, overrides))
-    files.write(pathlib.Path(file), msgspec.json.format(content) + b"\n")
-    invocation.printer.done({"file": file}, f"wrote {file}")
 
 
 @pipeline.command(examples=[("muster pipeline status", ""), ("muster pipeline status --follow", "live")])

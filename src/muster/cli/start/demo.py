@@ -272,12 +272,10 @@ async def _show_dashboard(running: domain.Domain, show: Callable[..., None]) -> 
 
     from muster.app.components import web
 
-    with contextlib.suppress(errors.NotFound):
-        url = running.component(web.WebComponent).url
-        if url is not None:
-            password = await asyncio.to_thread(web.set_password, running.trust)
-            line = f"{url}  (log in as {web.ADMINISTRATOR}, password {password})"
-            show("dashboard", line, {"url": url, "password": password})
+    if url := running.url_of("web"):
+        password = await asyncio.to_thread(web.set_password, running.trust)
+        line = f"{url}  (log in as {web.ADMINISTRATOR}, password {password})"
+        show("dashboard", line, {"url": url, "password": password})
 
 
 def _summarise(printer: output.Printer, summary: outbreak.OutbreakSummary) -> None:

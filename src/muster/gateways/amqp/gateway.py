@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import socket
 import ssl
 from collections import deque
 from collections.abc import Coroutine
@@ -36,8 +37,8 @@ class AmqpGateway(lifecycle.ServiceContext):
 
     ``may`` decides to which topics an identity may send, because the broker rejects messages without
     reporting it. A client that is silent for ``idle_s`` is considered lost. ``connect_without_echo`` opens a
-    bus connection that does not receive its own messages, for links with no-local. ``share_port``: several
-    gateways may listen on the same port, and each client is connected to one of them.
+    bus connection that does not receive its own messages, for links with no-local. ``listener``: a listening
+    socket, in place of ``host`` and ``port``.
 
     ``per_address_max`` and ``per_login_max`` limit the number of connections. Behind a proxy all clients have
     the same address; use None for the first. Every ``recheck_s`` the gateway checks whether the passwords of
@@ -55,7 +56,7 @@ class AmqpGateway(lifecycle.ServiceContext):
         name: str = "muster",
         host: str = "127.0.0.1",
         port: int = 0,
-        share_port: bool = False,
+        listener: socket.socket | None = None,
         tls: ssl.SSLContext | None = None,
         may: state.May = state.allow_all,
         idle_s: float = 30.0,
@@ -78,7 +79,7 @@ class AmqpGateway(lifecycle.ServiceContext):
         self.name = name
         self.host = host
         self.port = port
-        self._share_port = share_port
+        self._listener = listener
         self.connections: set[connection.AmqpConnection] = set()
         self._due: list[connection.AmqpConnection] = []  # scheduled connections
         self._unfinished: deque[connection.AmqpConnection] = deque()  # connections with more to process
@@ -202,12 +203,11 @@ class AmqpGateway(lifecycle.ServiceContext):
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
+        where: dict[str, Any] = {"host": self.host, "port": self.port}
+        if self._listener is not None:
+            where = {"sock": self._listener}
         self._server = await loop.create_server(
-            lambda: connection.AmqpConnection(self),
-            self.host,
-            self.port,
-            ssl=self._tls,
-            reuse_port=self._share_port or None,
+            lambda: connection.AmqpConnection(self), **where, ssl=self._tls
         )
         self.port = self._server.sockets[0].getsockname()[1]
         if self.verifiers is not None:

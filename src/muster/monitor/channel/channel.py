@@ -45,7 +45,6 @@ class ChannelOptions:
     limits: aggregator.ChannelLimits = field(default_factory=aggregator.ChannelLimits)
     compression: str | None = "lz4"
     sensors: bool = True  # accepts sensors without a list of channels
-    shard: int = 0
     waiting_bytes_max: int = 256 << 20  # of messages that may wait to be forwarded
     replicas: int = 1
     stream_bytes_max: int = 4 << 30
@@ -273,7 +272,7 @@ class Channel(lifecycle.ServiceContext):
 
     async def _send(self, message: _Waiting, parent: str) -> bool:
         """Whether the message can be removed."""
-        subject = protocol.batch(self.name, parent, shard=self._settings.shard, schema=message.facts.schema)
+        subject = protocol.batch(self.name, parent, schema=message.facts.schema)
         try:
             if parent != protocol.ROOT:
                 await self._bus.publish(subject, message.data)
@@ -326,7 +325,7 @@ class Channel(lifecycle.ServiceContext):
         entry = protocol.ReportProducer(
             name=self.name,
             produces=schema,
-            subject=protocol.batch(self.name, parent, shard=self._settings.shard, schema=schema),
+            subject=protocol.batch(self.name, parent, schema=schema),
             stream=durable if parent == protocol.ROOT else "",
             level=self.aggregator.level,
             interpreter=first.interpreter,

@@ -284,7 +284,7 @@ class Snapshot:
                     f"the history in {storage.join(root)} has no table {name}",
                     hint="the pipeline writes it after the first full hour"
                     if name == tables.HOURLY
-                    else "`muster pipeline run` writes it",
+                    else "`muster run pipeline` writes it",
                 )
             self.delta = table or DeltaTable(url)
             if as_of is not None:

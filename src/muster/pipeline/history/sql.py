@@ -158,7 +158,7 @@ def _register(
             database.register(name, definition.schema.empty_table())
     if not existing:
         raise errors.NotFound(
-            f"there is no history in {storage.join(root)}", hint="`muster pipeline run` writes it"
+            f"there is no history in {storage.join(root)}", hint="`muster run pipeline` writes it"
         )
     shown = ", ".join(f'"{column.name}"' for column in tables.definition(tables.ALERTS).columns)
     view = tables.CURRENT_SQL.format(columns=shown, alerts=tables.ALERTS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from muster.bus import api
 from muster.bus.http import health as http_health
 from muster.core import backoff, health
 from muster.core.telemetry import metrics
@@ -51,15 +50,9 @@ class ProgressMetrics:
                 self._rows.add(grown)
         self._before = now
 
-    def conditions(self, bus: api.Bus | None) -> dict[str, http_health.HealthReport]:
+    def report(self) -> http_health.HealthReport:
         last = self._last
         state = _STATES.get(last.state, health.HealthState.STARTING)
         if last.failures >= backoff.LOOP_CRASHES:
             state = health.HealthState.FAILED
-        spark = http_health.HealthReport(state, last.reason)
-        return {
-            "bus": http_health.HealthReport(health.HealthState.STARTING)
-            if bus is None
-            else http_health.bus_health(bus),
-            "spark": spark,
-        }
+        return http_health.HealthReport(state, last.reason)

@@ -26,7 +26,7 @@ def read_page(
     from muster.pipeline.history import delta, newest_first, sql, tables
 
     if not any(delta.exists(root, name) for name in tables.definitions()):
-        raise errors.NotFound("there is no history", hint="the pipeline writes it: `muster pipeline run`")
+        raise errors.NotFound("there is no history", hint="the pipeline writes it: `muster run pipeline`")
     newest, mark = newest_first.read_page(
         root, query, limit, newest_first.PageCursor.parse(cursor) if cursor else None
     )

@@ -12,7 +12,7 @@ from muster.web.components.html import Child, Markup, join, tag
 
 async def alert_table(request: page.PageRequest, shown: Sequence[messages.Alert]) -> Markup:
     if not shown and not await request.web.source.judged():
-        hint = join("No pipeline evaluates rules: ", tag("code", "muster pipeline run"), ".")
+        hint = join("No pipeline evaluates rules: ", tag("code", "muster run pipeline"), ".")
         return widgets.empty("All budgets have free space.", hint)
 
     def since(alert: messages.Alert) -> Markup:

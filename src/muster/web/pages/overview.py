@@ -61,9 +61,9 @@ def overview(request: page.PageRequest) -> page.DashboardPage:
                 "No machine has reported yet.",
                 join(
                     "Start ",
-                    tag("code", "muster channel"),
+                    tag("code", "muster run channel"),
                     " and ",
-                    tag("code", "muster sensor"),
+                    tag("code", "muster run sensor"),
                     ", or simulate a fleet: ",
                     tag("code", "muster simulate sensors"),
                     ".",
@@ -173,7 +173,7 @@ async def _no_system(source: Any) -> Markup:
     except errors.NotConnected:
         raise
     except errors.MusterError:
-        hint = join("Start the pipeline: ", tag("code", "muster pipeline run"), ".")
+        hint = join("Start the pipeline: ", tag("code", "muster run pipeline"), ".")
         return widgets.empty("The pipeline has not published a system report yet.", hint)
     return widgets.empty(f"The pipeline is {progress.state}; its first report is pending.", progress.reason)
 

@@ -252,7 +252,7 @@ async def _which(source: read_model.ReadModel, scope: str, metric: str, last: st
 def _none() -> Markup:
     return widgets.empty(
         "There is no history for this selection.",
-        join("The pipeline writes it: ", tag("code", "muster pipeline run"), "."),
+        join("The pipeline writes it: ", tag("code", "muster run pipeline"), "."),
     )
 
 

@@ -23,9 +23,9 @@ def tree(request: page.PageRequest) -> page.DashboardPage:
                 "There is no report yet.",
                 join(
                     "Sensors report to channels: ",
-                    tag("code", "muster channel"),
+                    tag("code", "muster run channel"),
                     ", then ",
-                    tag("code", "muster sensor"),
+                    tag("code", "muster run sensor"),
                     ".",
                 ),
             )

@@ -1,9 +1,9 @@
-"""Modules of Muster as child processes of the domain: ``python -m MODULE``.
+"""Components as child processes: ``muster run COMPONENT``, with a configuration on its standard input.
 
-Load and failures of such a module affect its process and not the domain's leases, heartbeats and health
-pages. Its standard input stays open as long as the domain runs and ends with it, so the process does not
-outlive the domain. Its output goes to a log file with a size limit. A process whose health page does not
-reply is killed and replaced.
+Load and failures of such a component affect its process and not the domain's leases, heartbeats and health
+pages. Its input stays open as long as the domain runs and ends with it, so the process does not outlive the
+domain. Its output goes to a log file with a size limit. A process whose health page does not reply is killed
+and replaced.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+
+import msgspec
 
 from muster.app import log_files
 from muster.app.components import context as context_
+from muster.app.supervisor import component_config
 from muster.bus.http import health as http_health
 from muster.core import errors, health
 from muster.supervision import children
@@ -23,22 +26,20 @@ from muster.supervision import children
 PROBE_POLICY = children.ProbePolicy(period_s=1.0, timeout_s=2.0, failures_max=2)
 
 
-class ModuleProcess:
+class ChildComponent:
     """``log_share``: its log has this fraction of the budget for the logs of child processes. ``stop_s``: the
     time to end. ``restart_after_success`` False: it may end by itself."""
 
     def __init__(
         self,
         name: str,
-        module: str,
         *,
         log_share: int,
         stop_s: float = children.STOP_S,
         restart_after_success: bool = True,
         probe_policy: children.ProbePolicy = PROBE_POLICY,
     ) -> None:
-        self._name = name
-        self._module = module
+        self.name = name
         self._log_share = log_share
         self._stop_s = stop_s
         self._restart_after_success = restart_after_success
@@ -90,22 +91,17 @@ class ModuleProcess:
     def start(
         self,
         context: context_.ComponentContext,
+        configure: Callable[[], component_config.ComponentConfig],
         *,
-        arguments: Callable[[], Awaitable[Sequence[str]]] | None = None,
-        config: bytes = b"",
         pass_fds: Sequence[int] = (),
     ) -> None:
-        """Start it in the background. ``arguments`` are determined before each start; ``config`` is the first
-        line of its input."""
-        log_file = context.folder.logs / f"{self._name}.log"
+        """Start it in the background. ``configure`` is called before each start."""
+        log_file = context.folder.logs / f"{self.name}.log"
 
         async def launch() -> children.ProcessHandle:
-            options = await arguments() if arguments is not None else ()
+            config = configure()
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                self._module,
-                *options,
+                *(sys.executable, "-m", "muster", "run", config.component, "--supervised"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
@@ -113,9 +109,8 @@ class ModuleProcess:
                 start_new_session=True,
             )
             assert process.stdin is not None
-            if config:
-                process.stdin.write(config + b"\n")
-            await asyncio.to_thread(context.folder.record_child, self._name, process.pid)
+            process.stdin.write(msgspec.json.encode(config) + b"\n")
+            await asyncio.to_thread(context.record_child, self.name, process.pid)
             return log_files.CapturedProcess(process, log_file, context.settings, processes=self._log_share)
 
         async def describe_end(exit_code: int | None) -> errors.MusterError:
@@ -133,7 +128,7 @@ class ModuleProcess:
             return report is not None
 
         self._child = children.ChildSupervisor(
-            self._name,
+            self.name,
             launch,
             restart_after_success=self._restart_after_success,
             describe_end=describe_end,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import calendar
+import datetime
 import json
 import re
 import time
 from typing import Any
+
+import msgspec
 
 from muster.bus import api, message_format
 from muster.bus.client import connection, requests
@@ -29,6 +31,8 @@ _LIMIT = {10002, 10023, 10026, 10027, 10028, 10047, 10054, 10097, 10111, 10199}
 _NOT_STORED = {10158, 10176, 10210, 10211}  # an id in process, an incomplete batch, too many open ones
 DUPLICATE_IN_BATCH = 10201
 NAME_IN_USE = 10058
+_EPOCH_DAY = datetime.date(1970, 1, 1).toordinal()
+_decode_report = msgspec.json.Decoder(dict[str, Any]).decode
 _MARKER = key_value.MARKER_REASON.encode()
 _ADDED = b"\r\nNats-Stream: "  # begins the headers that the broker adds
 
@@ -106,7 +110,7 @@ class JetStreamApi:
                 answer = await self.wire.requests.exchange(
                     f"{PREFIX}.{name}", body, timeout_s=max(0.01, min(wait_s, left_s))
                 )
-                report: dict[str, Any] = json.loads(answer.data)
+                report = _decode_report(answer.data)
                 if "error" in report:
                     raise error_of(report["error"], name.lower().replace(".", " "))
                 return report
@@ -162,9 +166,9 @@ def has_majority(cluster: dict[str, Any]) -> bool:
 def nanoseconds(stamp: str) -> int:
     """RFC 3339 in UTC, with up to nine digits of a second, as nanoseconds since 1970."""
     date_time, _, fraction = stamp.rstrip("Z").partition(".")
-    year, month, day = int(date_time[:4]), int(date_time[5:7]), int(date_time[8:10])
-    hour, minute, second = int(date_time[11:13]), int(date_time[14:16]), int(date_time[17:19])
-    seconds = calendar.timegm((year, month, day, hour, minute, second))
+    day = datetime.date(int(date_time[:4]), int(date_time[5:7]), int(date_time[8:10])).toordinal()
+    minutes = int(date_time[11:13]) * 60 + int(date_time[14:16])
+    seconds = (day - _EPOCH_DAY) * 86_400 + minutes * 60 + int(date_time[17:19])
     return seconds * 1_000_000_000 + int(fraction.ljust(9, "0") or 0)
 
 

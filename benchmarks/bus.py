@@ -25,12 +25,16 @@ from urllib.parse import urlsplit
 from benchmarks import harness, measure
 from muster.bus.brokers import broker, config
 from muster.core import errors
+from muster.trust import keyring
+from muster.trust.permissions import roles
 
 PEER = "nats-py"
-SIDES = ("ours", "peer")
+SIDES = {"ours": "ours", "peer": "peer"}  # and whose methods they use
+DIRECT = "direct"  # ours, with a link between the processes
 PAPER_RATE = {512: 5000, 1024: 4500}
 PAPER_CONNECTIONS = 800
 RATIO_GOAL = 0.8
+DIRECT_RATIO_GOAL = 2.0
 
 WORKER = "benchmarks.bus_worker"
 SUBSCRIBERS = 10
@@ -47,7 +51,7 @@ def run(quick: bool) -> list[harness.Row]:
     with tempfile.TemporaryDirectory() as folder, asyncio.Runner() as runner:
         place = pathlib.Path(folder)
         with _broker(runner, place, "plain") as plain:
-            rows = [*_throughput(plain.url, quick), *_requests(plain.url, quick)]
+            rows = [*_throughput(plain.url, quick), *_requests(plain.url, place, quick)]
         with _broker(runner, place, "synced") as synced:
             rows.append(_durable(synced.url, "durable publishes, synced", quick))
         with _broker(runner, place, "unsynced", config.BrokerStorage(sync_interval_s=120)) as unsynced:
@@ -75,12 +79,12 @@ def _broker(
 
 
 @contextlib.contextmanager
-def _workers(url: str, each: int) -> Iterator[dict[str, list[measure.Worker]]]:
+def _workers(url: str, each: int, names: dict[str, str] = SIDES) -> Iterator[dict[str, list[measure.Worker]]]:
     """So many for each side, connected."""
     with contextlib.ExitStack() as stack:
         sides = {
-            side: [stack.enter_context(measure.Worker(WORKER, side, url)) for _ in range(each)]
-            for side in SIDES
+            side: [stack.enter_context(measure.Worker(WORKER, name, url)) for _ in range(each)]
+            for side, name in names.items()
         }
         for workers in sides.values():
             for worker in workers:
@@ -131,11 +135,14 @@ def _one_to_many(
     return messages / ((last_ns - start_ns) / 1e9)
 
 
-def _requests(url: str, quick: bool) -> list[harness.Row]:
+def _requests(url: str, place: pathlib.Path, quick: bool) -> list[harness.Row]:
+    """Over the broker, and over a direct connection: the peer has the broker only."""
     requests = 1000 if quick else 10_000
-    with _workers(url, 2) as sides:
+    with _workers(url, 2) as sides, _workers(url, 2, {DIRECT: "ours"}) as linked:
+        _link(*linked[DIRECT], place)
+        sides |= linked
         for side, (answerer, _) in sides.items():
-            answerer.tell({"do": "answer", "subject": f"bench.answer.{side}"})
+            answerer.tell({"do": "answer", "subject": f"topic.answer.{side}"})
             answerer.hear()
 
         outcomes = measure.in_turns(
@@ -144,21 +151,40 @@ def _requests(url: str, quick: bool) -> list[harness.Row]:
         )
     rows = [
         _beside_peer(
-            f"request {percent}",
-            {side: [round_[f"{percent}_ns"] / 1e6 for round_ in rounds] for side, rounds in outcomes.items()},
+            f"request{way} {percent}",
+            {
+                side: [round_[f"{percent}_ns"] / 1e6 for round_ in outcomes[of]]
+                for side, of in (("ours", ours), ("peer", "peer"))
+            },
             "ms",
             "lower",
+            goal=goal,
             samples=requests,
+        )
+        for ours, way, goal in (
+            ("ours", "", RATIO_GOAL),
+            (DIRECT, " over a direct connection", DIRECT_RATIO_GOAL),
         )
         for percent in ("p50", "p99")
     ]
     return harness.under(
-        f"512 B there and back, one request at a time, {requests:,} a round; best round of each side", rows
+        f"512 B there and back, one request at a time, {requests:,} a round; the peer's over the broker; "
+        "best round of each side",
+        rows,
     )
 
 
+def _link(answerer: measure.Worker, asker: measure.Worker, place: pathlib.Path) -> None:
+    """Have requests of ``asker`` to ``answerer`` take a direct connection."""
+    trust = keyring.Keyring.create(place / "keys", "bench")
+    trust.issue("bench", roles.Role.OPERATOR)
+    answerer.tell({"do": "listen", "keys": str(trust.folder)})
+    asker.tell({"do": "dial", "keys": str(trust.folder), "address": answerer.hear()})
+    asker.hear()
+
+
 def _ask(side: str, asker: measure.Worker, requests: int) -> dict[str, float]:
-    asker.tell({"do": "ask", "subject": f"bench.answer.{side}", "requests": requests, "size": 512})
+    asker.tell({"do": "ask", "subject": f"topic.answer.{side}", "requests": requests, "size": 512})
     answer: dict[str, float] = asker.hear()
     return answer
 

@@ -10,12 +10,15 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import pathlib
 import selectors
 import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
+
+import msgspec
 
 from benchmarks import measure
 
@@ -32,6 +35,7 @@ class Side:
     def __init__(self, name: str, connection: Any) -> None:
         self.ours = name == "ours"
         self.bus = connection
+        self.links: Any = None  # what accepts or keeps direct connections
         self.request: Callable[[str, bytes], Awaitable[Any]] = (
             functools.partial(connection.request, timeout_s=5)
             if self.ours
@@ -140,12 +144,46 @@ async def store(side: Side, name: str, senders: int, size: int, seconds: float) 
     say({"rate": stored / (time.monotonic() - start)})
 
 
+async def listen(side: Side, keys: str) -> None:
+    """Accept direct connections, and say where."""
+    from muster.bus.direct import bus as direct_bus
+    from muster.bus.direct import listener
+    from muster.trust import keyring, peer_admission
+
+    trust = keyring.Keyring.open(pathlib.Path(keys))
+    side.bus = direct_bus.DirectBus(side.bus, "bench", lambda _: "")
+    creds = functools.partial(trust.credentials, "bench")
+    side.links = listener.DirectListener(side.bus, peer_admission.PeerAdmission(trust.folder), creds)
+    await side.links.start()
+    say(msgspec.to_builtins(side.links.address))
+
+
+async def dial(side: Side, keys: str, address: dict[str, Any]) -> None:
+    """Send requests over a direct connection from now on."""
+    from muster.bus.client import credential_source
+    from muster.bus.direct import bus as direct_bus
+    from muster.bus.direct import dialer, frames
+    from muster.testing.eventually import eventually
+    from muster.trust import keyring
+
+    trust = keyring.Keyring.open(pathlib.Path(keys))
+    side.bus = direct_bus.DirectBus(side.bus, "bench", lambda _: direct_bus.ANY)
+    side.request = functools.partial(side.bus.request, timeout_s=5)
+    access = credential_source.PeerAccess(functools.partial(trust.credentials, "bench"), None)
+    side.links = dialer.DirectDialer(side.bus, access)
+    side.links.keep(msgspec.convert(address, frames.PeerAddress))
+    await eventually(lambda: bool(side.bus.links))
+    say({"connected": True})
+
+
 COMMANDS: dict[str, Callable[..., Awaitable[None]]] = {
     "count": count,
     "publish": publish,
     "answer": answer,
     "ask": ask,
     "store": store,
+    "listen": listen,
+    "dial": dial,
 }
 
 

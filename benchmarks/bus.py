@@ -139,7 +139,8 @@ def _requests(url: str, place: pathlib.Path, quick: bool) -> list[harness.Row]:
     """Over the broker, and over a direct connection: the peer has the broker only."""
     requests = 1000 if quick else 10_000
     with _workers(url, 2) as sides, _workers(url, 2, {DIRECT: "ours"}) as linked:
-        _link(*linked[DIRECT], place)
+        answerer, asker = linked[DIRECT]
+        _link(answerer, asker, place)
         sides |= linked
         for side, (answerer, _) in sides.items():
             answerer.tell({"do": "answer", "subject": f"topic.answer.{side}"})

@@ -302,7 +302,7 @@ def test_receivers_reasons_and_sending(lab, olga):
         "  - {name: alert, of: event, attributes: {level: int}}\n"
     )
     defined = lab.muster("notify", "define", str(model))
-    assert {item["model"] for item in defined} == {"Server", "alert"}
+    assert {item["name"] for item in defined} == {"Server", "alert"}
     question = {
         "address": "load > 5",
         "event": {"type": "alert", "content": {"level": 4}},

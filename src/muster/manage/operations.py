@@ -33,7 +33,10 @@ MANAGERS = _operation(
 ROLLOUTS = _operation(
     "rollouts",
     "List rollouts and their results.",
-    columns=("id", "state", "operation", "counts", "unreachable", "reason"),
+    columns=(
+        *("id", "state", "operation", "revision?", "groups?", "wave?", "waves?", "counts", "unreachable?"),
+        *("reverts?", "reverted_by?", "reason"),
+    ),
 )
 SECRETS = _operation(
     "secrets",

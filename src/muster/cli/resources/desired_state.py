@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from muster.cli import command, connection, live_names, registry_calls
+from muster.cli import command, connection, leaf, live_names, registry_calls
 from muster.core import units
+from muster.manage import operations
 
 if TYPE_CHECKING:
     from muster.manage import client, protocol, rows
@@ -197,12 +198,6 @@ def rollout() -> None:
     """Follow and control gradual changes: updates, and operations on many resources."""
 
 
-_ROLLOUT = (
-    *("id", "state", "operation", "revision?", "groups?", "wave?", "waves?", "counts", "unreachable?"),
-    *("reverts?", "reverted_by?", "reason"),
-)
-
-
 @rollout.command(
     examples=[
         ("muster rollout start restart --where \"group = 'web'\" --batch 10% --pause 5s", ""),
@@ -270,18 +265,19 @@ def start(
 
     with invocation.printer.progress(f"rolling out {operation}") as say:
         result = registry_calls.call_registry(invocation, to, work)
-    invocation.printer.rows([result], _ROLLOUT, of="rollout")
+    invocation.printer.rows([result], operations.ROLLOUTS.columns, of="rollout")
     if result.state == "stopped":
         raise click.exceptions.Exit(1)
 
 
-@rollout.command("list", examples=[("muster rollout list", "")])
-@connection.options
-@command.pass_invocation
-def list_(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
-    """List rollouts and their results."""
-    rollouts = registry_calls.call_registry(invocation, to, lambda fleet: fleet.rollouts())
-    invocation.printer.rows(rollouts, _ROLLOUT, of="rollout", empty="no rollouts")
+leaf.add(
+    rollout,
+    operations.ROLLOUTS,
+    name="list",
+    of="rollout",
+    empty="no rollouts",
+    examples=[("muster rollout list", "")],
+)
 
 
 @rollout.command(
@@ -303,7 +299,7 @@ def status(invocation: command.Invocation, id: str | None, to: connection.Connec
 
     found, steps = registry_calls.call_registry(invocation, to, work)
     if invocation.printer.for_people:
-        invocation.printer.rows(found, _ROLLOUT, of="rollout", empty="no rollouts")
+        invocation.printer.rows(found, operations.ROLLOUTS.columns, of="rollout", empty="no rollouts")
     shown = ("wave?", "name", "state", "reason", "result")
     invocation.printer.rows(steps, shown, of="step", empty="no steps")
 
@@ -366,7 +362,7 @@ def undo(
     with invocation.printer.progress(f"undoing {group}") as say:
         tell = _wave_notes(invocation, say)
         result = registry_calls.call_registry(invocation, to, work)
-    invocation.printer.rows([result], _ROLLOUT, of="rollout")
+    invocation.printer.rows([result], operations.ROLLOUTS.columns, of="rollout")
     if result.state == "stopped":
         raise click.exceptions.Exit(1)
 

@@ -14,10 +14,10 @@ from muster.trust.permissions import roles
 from muster.web import actions, request_state
 from muster.web.auth import scopes, sessions, tokens
 from muster.web.data import rows
-from muster.web.rest import base, route
+from muster.web.rest import route
 from muster.web.rest.base import StrictBody
 
-router = base.router("access")
+router = route.RouteTable("access")
 
 TokenId = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$", description="Id of a token.")]
 LoginName = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
@@ -39,7 +39,7 @@ class LoginBody(StrictBody):
     role: sessions.WebRole = sessions.WebRole.VIEWER
 
 
-@route.of(router, "POST /tokens", "Create an API token", status=201, openapi_extra={"security": []})
+@router.of("POST /tokens", "Create an API token", status=201, openapi_extra={"security": []})
 async def create_token(request: Request, web: request_state.Web, body: TokenBody) -> rows.IssuedToken:
     """Authenticate with a name and a password in the body. A token cannot create tokens."""
     actions.address.set(request_state.address_of(request))
@@ -74,12 +74,7 @@ async def issue_token(
     return await web.actions.finish(create())
 
 
-@route.of(
-    router,
-    "GET /tokens",
-    "List your API tokens; for an admin, those of all logins",
-    key=("created_at", "id"),
-)
+@router.of("GET /tokens", "List your API tokens; for an admin, those of all logins", key=("created_at", "id"))
 async def list_tokens(call: request_state.Call) -> list[tokens.TokenRow]:
     return [record.row for record in await tokens_of(call.web, call.person)]
 
@@ -89,7 +84,7 @@ async def tokens_of(web: request_state.WebState, person: sessions.LoginSession) 
     return await asyncio.to_thread(web.logins.tokens.list, owner)
 
 
-@route.of(router, "DELETE /tokens/current", "Revoke the token of this request")
+@router.of("DELETE /tokens/current", "Revoke the token of this request")
 async def end_token(call: request_state.Call) -> None:
     if call.person.kind is sessions.TokenKind.TOKEN:
         await revoke_token(call, call.person.id)
@@ -97,7 +92,7 @@ async def end_token(call: request_state.Call) -> None:
         await call.web.logins.end(call.person)
 
 
-@route.of(router, "DELETE /tokens/{id}", "Revoke an API token: your own, or as an admin any")
+@router.of("DELETE /tokens/{id}", "Revoke an API token: your own, or as an admin any")
 async def revoke_token(call: request_state.Call, id: TokenId) -> None:
     """A token revokes itself, and those with at most its own role unless its scopes permit only reading."""
     if id != call.person.id and scopes.is_read_only("access", call.person):
@@ -119,7 +114,7 @@ async def revoke_token(call: request_state.Call, id: TokenId) -> None:
     await call.web.actions.finish(revoke())
 
 
-@route.of(router, "GET /me", "The authenticated user")
+@router.of("GET /me", "The authenticated user")
 async def me(call: request_state.Call) -> rows.CurrentUser:
     return rows.CurrentUser(
         name=call.person.name,
@@ -130,7 +125,7 @@ async def me(call: request_state.Call) -> rows.CurrentUser:
     )
 
 
-@route.of(router, "GET /logins", "List logins and their roles", key=("name",))
+@router.of("GET /logins", "List logins and their roles", key=("name",))
 async def logins(call: request_state.Call) -> list[rows.LoginRow]:
     actions.require_role(call.person, sessions.WebRole.ADMIN, "list logins")
     return await asyncio.to_thread(listed, call.web)
@@ -150,7 +145,7 @@ def listed(web: request_state.WebState) -> list[rows.LoginRow]:
     ]
 
 
-@route.of(router, "PUT /logins/{name}", "Create or change a login")
+@router.of("PUT /logins/{name}", "Create or change a login")
 async def set_login(call: request_state.Call, name: LoginName, body: LoginBody) -> None:
     async def act(_: Any) -> None:
         viewer = body.role is sessions.WebRole.VIEWER
@@ -165,7 +160,7 @@ async def set_login(call: request_state.Call, name: LoginName, body: LoginBody) 
     await call.run("set-login", name, act, needs=sessions.WebRole.ADMIN, service_audits=False)
 
 
-@route.of(router, "DELETE /logins/{name}", "Revoke a login")
+@router.of("DELETE /logins/{name}", "Revoke a login")
 async def remove_login(call: request_state.Call, name: LoginName) -> None:
     async def act(_: Any) -> None:
         await asyncio.to_thread(call.web.trust.passwords().remove, name)

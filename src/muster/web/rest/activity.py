@@ -11,10 +11,10 @@ from muster.web import request_state
 from muster.web.data import bus_feed
 from muster.web.rest import base, route
 
-router = base.router("activity")
+router = route.RouteTable("activity")
 
 
-@route.of(router, "GET /activity", "Activity log: who did what, newest first")
+@router.of("GET /activity", "Activity log: who did what, newest first")
 async def activity(
     call: request_state.Call,
     who: Annotated[str, Query(max_length=256)] = "",

@@ -14,7 +14,7 @@ from muster.web.data import read_model
 from muster.web.rest import base, route
 from muster.web.rest.base import StrictBody
 
-router = base.router("alerts")
+router = route.RouteTable("alerts")
 
 
 class AlertBody(StrictBody):
@@ -31,25 +31,22 @@ class SilenceBody(StrictBody):
     reason: str = Field("", max_length=1000)
 
 
-@route.of(router, "GET /alerts", "List unresolved alerts, the most severe first", key=read_model.alert_order)
+@router.of("GET /alerts", "List unresolved alerts, the most severe first", key=read_model.alert_order)
 async def alerts(call: request_state.Call) -> list[messages.Alert]:
     return await call.source.alerts()
 
 
-acknowledge = route.operation(router, "POST /alerts/acknowledgements", operations.ACKNOWLEDGE, body=AlertBody)
-resolve = route.operation(router, "POST /alerts/resolutions", operations.RESOLVE, body=AlertBody)
-route.operation(router, "GET /silences", operations.SILENCES, key=("id",))
-silence = route.operation(router, "POST /silences", operations.SILENCE, body=SilenceBody, status=201)
-unsilence = route.operation(
-    router,
-    "DELETE /silences/{id}",
-    operations.UNSILENCE,
-    id=Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$")],
+acknowledge = router.operation("POST /alerts/acknowledgements", operations.ACKNOWLEDGE, body=AlertBody)
+resolve = router.operation("POST /alerts/resolutions", operations.RESOLVE, body=AlertBody)
+router.operation("GET /silences", operations.SILENCES, key=("id",))
+silence = router.operation("POST /silences", operations.SILENCE, body=SilenceBody, status=201)
+unsilence = router.operation(
+    "DELETE /silences/{id}", operations.UNSILENCE, id=Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 )
-route.operation(router, "GET /pipeline/progress", operations.PROGRESS)
+router.operation("GET /pipeline/progress", operations.PROGRESS)
 
 
-@route.of(router, "GET /pipeline/batches", "Micro-batches of the last minutes, newest first")
+@router.of("GET /pipeline/batches", "Micro-batches of the last minutes, newest first")
 async def batches(
     call: request_state.Call, limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
 ) -> route.RowPage[protocol.BatchProgress]:

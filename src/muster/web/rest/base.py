@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-from fastapi import APIRouter, Header, Path, Query
+from fastapi import Header, Path, Query
 from pydantic import BaseModel, ConfigDict
 from starlette import convertors
 from starlette.responses import Response
@@ -126,10 +126,6 @@ def answers(schema: Mapping[str, Any] | None, *, status: int = 200, headers: boo
     if headers:
         good["headers"] = {"ETag": {"schema": {"type": "string"}, "description": "Version of the object."}}
     return {"responses": {status: good, **PROBLEMS}, "status_code": status, "response_class": Response}
-
-
-def router(tag: str) -> APIRouter:
-    return APIRouter(tags=[tag])
 
 
 def reply(value: object, *, status: int = 200, version: int | None = None) -> Response:

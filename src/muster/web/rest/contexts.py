@@ -15,7 +15,7 @@ from muster.web import request_state
 from muster.web.rest import base, route
 from muster.web.rest.base import StrictBody
 
-router = base.router("contexts")
+router = route.RouteTable("contexts")
 
 Key = Annotated[
     str, Path(min_length=1, max_length=512, description="Key of the context; it may contain `/`.")
@@ -79,14 +79,14 @@ async def _write(call: request_state.Call, what: str, key: str, if_match: str | 
     return await base.conditional(work, if_match)
 
 
-@route.of(router, "GET /contexts", "List the contexts that a predicate selects")
+@router.of("GET /contexts", "List the contexts that a predicate selects")
 async def contexts(
     call: request_state.Call, where: base.Where = "", limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
 ) -> rows.ContextPage:
     return await call.source.contexts(call.person, where, limit=limit, after=cursor)
 
 
-@route.of(router, "GET /contexts/{key:text}", "Read a context")
+@router.of("GET /contexts/{key:text}", "Read a context")
 async def context(
     call: request_state.Call, key: Key, max_staleness_s: MaxStaleness = None
 ) -> route.Versioned[rows.ContextRow]:
@@ -113,13 +113,13 @@ async def _put(
     return written
 
 
-@route.of(router, "POST /contexts", "Write a context with a generated key", status=201)
+@router.of("POST /contexts", "Write a context with a generated key", status=201)
 async def new_context(call: request_state.Call, body: ContextBody) -> route.Versioned[protocol.WriteResult]:
     written = await _put(call, "", body, None)
     return route.Versioned(written, written.version)
 
 
-@route.of(router, "PUT /contexts/{key:text}", "Write a context; with If-Match, only if the version matches")
+@router.of("PUT /contexts/{key:text}", "Write a context; with If-Match, only if the version matches")
 async def put_context(
     call: request_state.Call, key: Key, body: ContextBody, if_match: base.IfMatch = None
 ) -> route.Versioned[protocol.WriteResult]:
@@ -127,7 +127,7 @@ async def put_context(
     return route.Versioned(written, written.version)
 
 
-@route.of(router, "DELETE /contexts/{key:text}", "Delete a context")
+@router.of("DELETE /contexts/{key:text}", "Delete a context")
 async def delete_context(call: request_state.Call, key: Key, if_match: base.IfMatch = None) -> None:
     async def act(inform: client.InformClient, version: int | None) -> Any:
         return await inform.delete(key, expected_version=version)
@@ -135,19 +135,19 @@ async def delete_context(call: request_state.Call, key: Key, if_match: base.IfMa
     await _write(call, "delete-context", key, if_match, act)
 
 
-@route.of(router, "GET /context-history/{key:text}", "List the versions of a context, oldest first")
+@router.of("GET /context-history/{key:text}", "List the versions of a context, oldest first")
 async def history(
     call: request_state.Call, key: Key, limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
 ) -> rows.ContextHistoryPage:
     return await call.source.context_history(call.person, key, after=base.number(cursor), limit=limit)
 
 
-@route.of(router, "GET /context-replicas/{key:text}", "List the replicas of a context, the primary first")
+@router.of("GET /context-replicas/{key:text}", "List the replicas of a context, the primary first")
 async def replicas(call: request_state.Call, key: Key) -> rows.ReplicaPage:
     return await call.source.replicas(key)
 
 
-@route.of(router, "GET /information-nodes", "List information nodes and their load", key=("node",))
+@router.of("GET /information-nodes", "List information nodes and their load", key=("node",))
 async def nodes(call: request_state.Call) -> list[protocol.NodeInfo]:
     return await call.source.information_nodes()
 
@@ -155,7 +155,7 @@ async def nodes(call: request_state.Call) -> list[protocol.NodeInfo]:
 # Service entries
 
 
-@route.of(router, "GET /services", "List the service entries that a predicate selects")
+@router.of("GET /services", "List the service entries that a predicate selects")
 async def entries(
     call: request_state.Call, where: base.Where = "", limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
 ) -> rows.ServiceEntryPage:
@@ -165,13 +165,13 @@ async def entries(
 EntryId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_.:-]{1,200}$")]
 
 
-@route.of(router, "GET /services/{id}", "Read a service entry")
+@router.of("GET /services/{id}", "Read a service entry")
 async def entry(call: request_state.Call, id: EntryId) -> route.Versioned[rows.ServiceEntryRow]:
     current = await call.source.entry(call.person, id)
     return route.Versioned(current, current.version)
 
 
-@route.of(router, "PUT /services/{id}", "Save a service entry")
+@router.of("PUT /services/{id}", "Save a service entry")
 async def put_entry(
     call: request_state.Call, id: EntryId, body: ServiceEntryBody, if_match: base.IfMatch = None
 ) -> route.Versioned[rows.ServiceEntryRow]:
@@ -193,7 +193,7 @@ async def put_entry(
     return route.Versioned(rows.entry_row(saved), saved.version)
 
 
-@route.of(router, "DELETE /services/{id}", "Delete a service entry")
+@router.of("DELETE /services/{id}", "Delete a service entry")
 async def delete_entry(call: request_state.Call, id: EntryId, if_match: base.IfMatch = None) -> None:
     async def act(inform: client.InformClient, version: int | None) -> Any:
         return await inform.delete(service_entries.PREFIX + id, expected_version=version)

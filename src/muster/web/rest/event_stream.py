@@ -19,9 +19,9 @@ from muster.manage import protocol as manage_protocol
 from muster.pipeline import protocol as pipeline_protocol
 from muster.web import problems, request_state
 from muster.web.auth import sessions
-from muster.web.rest import base
+from muster.web.rest import base, route
 
-router = base.router("watches")
+router = route.RouteTable("watches")
 
 WATCHES_MAX = 500  # concurrently open, pages included
 OF_LOGIN_MAX = 100  # of one login: others can open theirs

@@ -14,7 +14,7 @@ from muster.web.data import rows as web_rows
 from muster.web.rest import base, route
 from muster.web.rest.base import StrictBody
 
-router = base.router("notification")
+router = route.RouteTable("notification")
 
 PARTICIPANT = "web"
 Value = str | bool | int | float | list[str] | None
@@ -59,7 +59,7 @@ def send_of(event: EventBody, *, address: str, sender: str) -> protocol.SendEven
     )
 
 
-@route.of(router, "GET /receivers", operations.RECEIVERS.help)
+@router.of("GET /receivers", operations.RECEIVERS.help)
 async def receivers(
     call: request_state.Call,
     where: base.Where = "",
@@ -71,10 +71,10 @@ async def receivers(
     return route.RowPage(result.receivers, result.next, result.count)
 
 
-route.operation(router, "GET /models", operations.MODELS, as_="models", key=("of", "name"))
+router.operation("GET /models", operations.MODELS, as_="models", key=("of", "name"))
 
 
-@route.of(router, "POST /notify/who", "Find the receivers an event would reach, and near misses")
+@router.of("POST /notify/who", "Find the receivers an event would reach, and near misses")
 async def who(call: request_state.Call, body: MatchBody) -> rows.ReceiverMatches:
     sender = body.sender or f"{call.person.name}/{PARTICIPANT}"
     event = (
@@ -85,17 +85,17 @@ async def who(call: request_state.Call, body: MatchBody) -> rows.ReceiverMatches
     return await call.source.who(body.address, event=event, sender=sender, limit=body.limit)
 
 
-@route.of(router, "POST /notify/explain", "Explain why an event would or would not reach a receiver")
+@router.of("POST /notify/explain", "Explain why an event would or would not reach a receiver")
 async def explain(call: request_state.Call, body: ExplainBody) -> rows.DeliveryExplanation:
     sender = body.sender or f"{call.person.name}/{PARTICIPANT}"
     event = send_of(body.event, address=body.address, sender=sender.partition("/")[2] or PARTICIPANT)
     return await call.source.explain(event, sender=sender, receiver=body.receiver)
 
 
-route.operation(router, "POST /notify/check", operations.CHECK, body=PolicyBody)
+router.operation("POST /notify/check", operations.CHECK, body=PolicyBody)
 
 
-@route.of(router, "POST /notify/events", "Send an event", status=202)
+@router.of("POST /notify/events", "Send an event", status=202)
 async def send(call: request_state.Call, body: SendBody) -> web_rows.SentEvent:
     made = send_of(body.event, address=body.address, sender=body.sender)
 

@@ -14,7 +14,7 @@ from muster.web.data import dispatcher_calls, rows
 from muster.web.rest import base, route
 from muster.web.rest.base import StrictBody
 
-router = base.router("messages")
+router = route.RouteTable("messages")
 
 Queue = Annotated[str, Path(min_length=1, max_length=256)]
 Selector = Annotated[str, Query(max_length=4096, description="A JMS selector; empty: all.")]
@@ -26,7 +26,7 @@ class MoveBody(StrictBody):
     limit: int = Field(100, ge=1, le=1000)
 
 
-@route.of(router, "GET /queues", "List queues with their depth and consumers", key=("queue",))
+@router.of("GET /queues", "List queues with their depth and consumers", key=("queue",))
 async def queues(call: request_state.Call) -> list[listings.QueueRow]:
     return await call.source.queues(call.person)
 
@@ -35,12 +35,12 @@ def _subscription(row: listings.SubscriptionRow) -> tuple[str, str, str]:
     return row.client_id or "", row.subscription, row.identity
 
 
-@route.of(router, "GET /subscriptions", "List durable subscriptions", key=_subscription)
+@router.of("GET /subscriptions", "List durable subscriptions", key=_subscription)
 async def subscriptions(call: request_state.Call) -> list[listings.SubscriptionRow]:
     return await call.source.subscriptions()
 
 
-@route.of(router, "GET /queues/{name:path}/messages", "Browse the messages of a queue without removing them")
+@router.of("GET /queues/{name:path}/messages", "Browse the messages of a queue without removing them")
 async def browse(
     call: request_state.Call,
     name: Queue,
@@ -55,27 +55,26 @@ async def browse(
     )
 
 
-@route.of(router, "DELETE /queues/{name:path}/messages", "Discard the messages of a queue")
+@router.of("DELETE /queues/{name:path}/messages", "Discard the messages of a queue")
 async def purge(call: request_state.Call, name: Queue, selector: Selector = "") -> rows.QueuePurged:
     request = protocol.PurgeQueue(name, selector or None)
     return rows.QueuePurged(queue=name, purged=await _run(call, "purge", f"queue:{name}", request))
 
 
-@route.of(router, "POST /queues/{name:path}/moves", "Move the messages of a queue to another destination")
+@router.of("POST /queues/{name:path}/moves", "Move the messages of a queue to another destination")
 async def move(call: request_state.Call, name: Queue, body: MoveBody) -> rows.QueueMoved:
     request = protocol.MoveMessages(name, body.to, body.selector, body.limit)
     return rows.QueueMoved(queue=name, moved=await _run(call, "move", f"queue:{name}", request))
 
 
-@route.of(router, "GET /dead-letters", "List undeliverable messages and the reasons")
+@router.of("GET /dead-letters", "List undeliverable messages and the reasons")
 async def dead_letters(
     call: request_state.Call, limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
 ) -> route.RowPage[rows.BrowsedMessage]:
     return await browse(call, destinations.DEAD_LETTERS, "", limit, cursor)
 
 
-@route.of(
-    router,
+@router.of(
     "GET /scheduled-messages",
     "List messages with a delivery time in the future, in order of that time",
     key=("delivery_time_ms", "number"),
@@ -89,7 +88,7 @@ async def scheduled(
     return await call.source.scheduled(call.person, destination or None)
 
 
-@route.of(router, "DELETE /scheduled-messages/{number}", "Cancel a message before its delivery time")
+@router.of("DELETE /scheduled-messages/{number}", "Cancel a message before its delivery time")
 async def cancel_scheduled(
     call: request_state.Call, number: Annotated[int, Path(ge=1)]
 ) -> rows.ScheduledCancelled:

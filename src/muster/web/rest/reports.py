@@ -20,7 +20,7 @@ from muster.web.rest import base, route
 from muster.web.rest.base import StrictBody
 
 T = TypeVar("T")
-router = base.router("reports")
+router = route.RouteTable("reports")
 
 At = Annotated[
     int | None, Query(ge=0, le=(1 << 53) - 1, description="Time of the report in milliseconds since 1970.")
@@ -50,12 +50,12 @@ class PastTime:
 Past = Annotated[PastTime, Depends()]
 
 
-@route.of(router, "GET /overview", "Summary of the fleet: counts, staleness, throughput, alerts")
+@router.of("GET /overview", "Summary of the fleet: counts, staleness, throughput, alerts")
 async def overview(call: request_state.Call) -> rows_.FleetOverview:
     return await call.source.overview()
 
 
-@route.of(router, "GET /reports/system", "Report of the system")
+@router.of("GET /reports/system", "Report of the system")
 async def system(call: request_state.Call, past: Past) -> reports_columns.SystemReport:
     async def current() -> reports_columns.SystemReport:
         report = await call.source.system()
@@ -66,7 +66,7 @@ async def system(call: request_state.Call, past: Past) -> reports_columns.System
     return await past.report(call, "system", "", current)
 
 
-@route.of(router, "GET /reports/groups", "List groups with counts", key=("group",))
+@router.of("GET /reports/groups", "List groups with counts", key=("group",))
 async def groups(call: request_state.Call) -> list[rows_.GroupRow]:
     source = call.source
     summary = await source.cache.get("machine summary", "machines", 2.0, source.machines.summary)
@@ -75,12 +75,12 @@ async def groups(call: request_state.Call) -> list[rows_.GroupRow]:
     return summary.groups
 
 
-@route.of(router, "GET /reports/groups/{name:path}", "Report of a group")
+@router.of("GET /reports/groups/{name:path}", "Report of a group")
 async def group(call: request_state.Call, name: Name, past: Past) -> reports_columns.GroupReport:
     return await past.report(call, "group", name, lambda: call.source.group(name))
 
 
-@route.of(router, "GET /reports/nodes", "List machines by name")
+@router.of("GET /reports/nodes", "List machines by name")
 async def nodes(
     call: request_state.Call,
     group: Annotated[str, Query(max_length=256, description="Only machines of this group.")] = "",
@@ -103,8 +103,7 @@ class RemovalBody(StrictBody):
     )
 
 
-@route.of(
-    router,
+@router.of(
     "POST /fleet/removals",
     "Remove machines from the fleet and end their alerts, with the pipeline's next batch",
     status=202,
@@ -118,12 +117,12 @@ async def forget(call: request_state.Call, body: RemovalBody) -> None:
     )
 
 
-@route.of(router, "GET /reports/nodes/{name:path}", "Report of a machine with its services")
+@router.of("GET /reports/nodes/{name:path}", "Report of a machine with its services")
 async def node(call: request_state.Call, name: Name, past: Past) -> messages.NodeReport:
     return await past.report(call, "node", name, lambda: call.source.node(name))
 
 
-@route.of(router, "GET /reports/services/{service}/of/{name:path}", "Report of a service on a machine")
+@router.of("GET /reports/services/{service}/of/{name:path}", "Report of a service on a machine")
 async def service(call: request_state.Call, service: Name, name: Name) -> messages.ServiceReport:
     reported = next(
         (candidate for candidate in (await call.source.node(name)).services if candidate.name == service),
@@ -134,7 +133,7 @@ async def service(call: request_state.Call, service: Name, name: Name) -> messag
     return reported
 
 
-@route.of(router, "GET /history/{kind}", "Search a table of the history, newest first")
+@router.of("GET /history/{kind}", "Search a table of the history, newest first")
 async def history(
     call: request_state.Call,
     kind: Literal["nodes", "groups", "alerts", "hourly"],
@@ -167,13 +166,13 @@ class SqlBody(StrictBody):
     )
 
 
-@route.of(router, "POST /sql", "Run a SELECT over the tables of the history")
+@router.of("POST /sql", "Run a SELECT over the tables of the history")
 async def sql(call: request_state.Call, body: SqlBody) -> sql_runner.SqlRows:
     actions.require_role(call.person, sessions.WebRole.OPERATOR, "run SQL queries")
     return await call.source.sql(body.query, rows=body.rows, as_of_ms=body.as_of_ms)
 
 
-@route.of(router, "GET /history-plot", "A metric of a scope over time, downsampled")
+@router.of("GET /history-plot", "A metric of a scope over time, downsampled")
 async def plot(
     call: request_state.Call,
     metric: Annotated[str, Query(min_length=1, max_length=256)],
@@ -185,6 +184,6 @@ async def plot(
     return route.RowPage(await call.source.plot(scope, name, metric, from_ms=from_ms, points=points))
 
 
-@route.of(router, "GET /capacity", "Age of reports: predicted by the model, and measured")
+@router.of("GET /capacity", "Age of reports: predicted by the model, and measured")
 async def capacity(call: request_state.Call) -> rows_.CapacityView:
     return await call.source.capacity()

@@ -17,7 +17,7 @@ from muster.web.auth import sessions
 from muster.web.rest import base, route
 from muster.web.rest.base import StrictBody
 
-router = base.router("management")
+router = route.RouteTable("management")
 ADMIN = sessions.WebRole.ADMIN
 
 
@@ -50,7 +50,7 @@ class ExecuteBody(StrictBody):
     )
 
 
-@route.of(router, "GET /resources", "List resources by name")
+@router.of("GET /resources", "List resources by name")
 async def resources(
     call: request_state.Call, where: base.Where = "", limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
 ) -> route.RowPage[rows.ResourceRow]:
@@ -58,7 +58,7 @@ async def resources(
     return route.RowPage(result.items, result.next)
 
 
-@route.of(router, "GET /resources/{name}", "Details of a resource")
+@router.of("GET /resources/{name}", "Details of a resource")
 async def resource(
     call: request_state.Call, name: base.ResourceName
 ) -> route.Versioned[rows.ResourceDescription]:
@@ -66,7 +66,7 @@ async def resource(
     return route.Versioned(current, current.generation)
 
 
-@route.of(router, "PUT /resources/{name}", "Create or change a resource")
+@router.of("PUT /resources/{name}", "Create or change a resource")
 async def put_resource(
     call: request_state.Call, name: base.ResourceName, body: DesiredStateBody, if_match: base.IfMatch = None
 ) -> route.Versioned[rows.ResourceDescription]:
@@ -87,7 +87,7 @@ async def put_resource(
     return route.Versioned(done, done.generation)
 
 
-@route.of(router, "DELETE /resources/{name}", "Stop and delete a resource")
+@router.of("DELETE /resources/{name}", "Stop and delete a resource")
 async def delete_resource(
     call: request_state.Call, name: base.ResourceName, if_match: base.IfMatch = None
 ) -> rows.DeleteResult:
@@ -100,7 +100,7 @@ async def delete_resource(
     return await base.conditional(call.run("delete", name, act, touches="manage"), if_match)
 
 
-@route.of(router, "POST /resources/{name}/executions", "Run an operation of a resource")
+@router.of("POST /resources/{name}/executions", "Run an operation of a resource")
 async def execute(call: request_state.Call, name: base.ResourceName, body: ExecuteBody) -> rows.ExecutionRow:
     async def act(bus: Any) -> rows.ExecutionRow:
         results = await client.ManageClient(bus).exec(
@@ -111,7 +111,7 @@ async def execute(call: request_state.Call, name: base.ResourceName, body: Execu
     return await call.run("exec", f"{name}: {body.operation}", act, touches="manage")
 
 
-@route.of(router, "GET /resources/{name}/logs", "Part of a resource's log; the next one follows its cursor")
+@router.of("GET /resources/{name}/logs", "Part of a resource's log; the next one follows its cursor")
 async def logs(
     call: request_state.Call,
     name: base.ResourceName,
@@ -128,8 +128,7 @@ async def logs(
 
 
 drain, undrain = (
-    route.operation(
-        router,
+    router.operation(
         f"POST /resources/{{name}}/{declared.method}",
         declared,
         fixed={"kind": "resource"},
@@ -139,12 +138,12 @@ drain, undrain = (
 )
 
 
-@route.of(router, "POST /plans", "Show what a manifest would change")
+@router.of("POST /plans", "Show what a manifest would change")
 async def plan(call: request_state.Call, body: ManifestBody) -> route.RowPage[rows.PlanStep]:
     return route.RowPage(await call.source.plan(body.manifest))
 
 
-@route.of(router, "POST /manifests", "Apply a manifest")
+@router.of("POST /manifests", "Apply a manifest")
 async def apply(call: request_state.Call, body: ManifestBody) -> rows.ApplyResult:
     async def act(bus: Any) -> rows.ApplyResult:
         return await client.ManageClient(bus).apply(body.manifest)
@@ -152,10 +151,10 @@ async def apply(call: request_state.Call, body: ManifestBody) -> rows.ApplyResul
     return await call.run("apply", "a manifest", act, touches="manage")
 
 
-route.operation(router, "GET /summary", operations.SUMMARY)
-route.operation(router, "GET /managers", operations.MANAGERS, key=("name",))
-route.operation(router, "GET /agents", operations.AGENTS, key=("name",))
-route.operation(router, "GET /rollouts", operations.ROLLOUTS, key=("id",))
+router.operation("GET /summary", operations.SUMMARY)
+router.operation("GET /managers", operations.MANAGERS, key=("name",))
+router.operation("GET /agents", operations.AGENTS, key=("name",))
+router.operation("GET /rollouts", operations.ROLLOUTS, key=("id",))
 
 
 # Brokers
@@ -172,7 +171,7 @@ class LinkBody(StrictBody):
     far: str = Field(min_length=1, max_length=500, description="A broker, or the URL of a leaf listener.")
 
 
-@route.of(router, "GET /brokers", "List the brokers of the domain", key=("name",))
+@router.of("GET /brokers", "List the brokers of the domain", key=("name",))
 async def brokers(call: request_state.Call) -> list[control.BrokerRow]:
     return [_without_paths(broker) for broker in await call.source.brokers()]
 
@@ -182,26 +181,25 @@ def _without_paths(broker: control.BrokerDescription) -> control.BrokerRow:
     return msgspec.convert(broker, control.BrokerRow, from_attributes=True)
 
 
-@route.of(router, "POST /brokers", broker_operations.START.help, status=201)
+@router.of("POST /brokers", broker_operations.START.help, status=201)
 async def start_broker(call: request_state.Call, body: BrokerBody) -> control.BrokerRow:
     request = body.model_dump()
     return _without_paths(await call.operate(broker_operations.START, request, needs=ADMIN))
 
 
-@route.of(router, "DELETE /brokers/{name}", broker_operations.STOP.help)
+@router.of("DELETE /brokers/{name}", broker_operations.STOP.help)
 async def stop_broker(call: request_state.Call, name: base.ResourceName) -> control.BrokerRow:
     request = {"name": name}
     return _without_paths(await call.operate(broker_operations.STOP, request, needs=ADMIN))
 
 
-@route.of(router, "GET /links", "List the links between brokers", key=("id",))
+@router.of("GET /links", "List the links between brokers", key=("id",))
 async def links(call: request_state.Call) -> list[control.LinkRow]:
     return await call.source.links()
 
 
-route.operation(router, "POST /links", broker_operations.LINK, body=LinkBody, status=201, needs=ADMIN)
-route.operation(
-    router,
+router.operation("POST /links", broker_operations.LINK, body=LinkBody, status=201, needs=ADMIN)
+router.operation(
     "DELETE /links",
     broker_operations.UNLINK,
     needs=ADMIN,

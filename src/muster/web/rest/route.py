@@ -1,10 +1,10 @@
 """Routes: a function that returns rows becomes an operation of the API, and so does one of a table.
 
-    @route.of(router, "GET /overview", "Summary of the fleet")
+    @router.of("GET /overview", "Summary of the fleet")
     async def overview(call: request_state.Call) -> rows.FleetOverview:
         return await call.source.overview()
 
-    route.operation(router, "POST /resources/{name}/drain", operations.DRAIN, name=base.ResourceName)
+    router.operation("POST /resources/{name}/drain", operations.DRAIN, name=base.ResourceName)
 
 The annotation of the result is the schema of the response, and decides its form: an object; ``list``, which
 is sorted by ``key`` and paginated; `RowPage`, which is paginated already; `Versioned`, with an ETag; None.
@@ -49,98 +49,97 @@ class Versioned(Generic[T]):
     version: int
 
 
-def of(
-    router: APIRouter,
-    line: str,
-    summary: str,
-    *,
-    status: int | None = None,
-    key: Key | None = None,
-    **more: Any,
-) -> Callable[[F], F]:
-    """Add a route for the decorated function. ``line``: the method and the path."""
+class RouteTable(APIRouter):
+    """The routes of a section of the API. ``line``: the method and the path of a route."""
 
-    def add(answer: F) -> F:
-        signature = inspect.signature(answer, eval_str=True)
-        _add(router, line, summary, answer.__name__, answer, signature, status, key, answer.__doc__, more)
+    def __init__(self, section: str) -> None:
+        super().__init__(tags=[section])
+
+    def of(
+        self, line: str, summary: str, *, status: int | None = None, key: Key | None = None, **more: Any
+    ) -> Callable[[F], F]:
+        """Add a route for the decorated function."""
+
+        def add(answer: F) -> F:
+            signature = inspect.signature(answer, eval_str=True)
+            more["description"] = inspect.cleandoc(answer.__doc__ or "")
+            self._add(line, summary, answer.__name__, answer, signature, status, key, more)
+            return answer
+
+        return add
+
+    def operation(
+        self,
+        line: str,
+        declared: operations.ServiceOperation,
+        *,
+        as_: str = "",
+        body: type[pydantic.BaseModel] | None = None,
+        status: int | None = None,
+        key: Key | None = None,
+        needs: sessions.WebRole = sessions.WebRole.OPERATOR,
+        fixed: dict[str, Any] | None = None,
+        **parameters: Any,
+    ) -> Callable[..., Awaitable[Any]]:
+        """Add the route of an operation: its request is ``parameters`` of path and query, and the ``body``.
+
+        ``fixed``: what the route does not leave open.
+        """
+
+        async def answer(call: request_state.RestCall, **request: Any) -> Any:
+            given = request.pop("body", None)
+            request |= (given.model_dump() if given is not None else {}) | (fixed or {})
+            if not declared.action:
+                return await call.source.read(declared, **request)
+            return await call.operate(declared, request, needs=needs)
+
+        parameters = {"call": request_state.Call, **parameters}
+        if body is not None:
+            parameters["body"] = body
+        signature = inspect.Signature(
+            [_parameter(part, kind) for part, kind in parameters.items()],
+            return_annotation=declared.returns,
+        )
+        self._add(line, declared.help, as_ or declared.method, answer, signature, status, key, {})
         return answer
 
-    return add
+    def _add(
+        self,
+        line: str,
+        summary: str,
+        name: str,
+        answer: Callable[..., Awaitable[Any]],
+        signature: inspect.Signature,
+        status: int | None,
+        key: Key | None,
+        more: dict[str, Any],
+    ) -> None:
+        form = signature.return_annotation
+        status = status or (200 if form not in (None, type(None)) else 204)
+        parameters = [part.replace(kind=part.KEYWORD_ONLY) for part in signature.parameters.values()]
+        if key is not None:
+            parameters += [
+                _parameter("limit", base.Limit, base.LIMIT),
+                _parameter("cursor", base.Cursor, ""),
+            ]
 
+        async def endpoint(**request: Any) -> Response:
+            if key is None:
+                return _respond(await answer(**request), status)
+            cursor, limit = request.pop("cursor"), request.pop("limit")
+            return base.paginate(await answer(**request), cursor, limit, _sorter(key))
 
-def operation(
-    router: APIRouter,
-    line: str,
-    declared: operations.ServiceOperation,
-    *,
-    as_: str = "",
-    body: type[pydantic.BaseModel] | None = None,
-    status: int | None = None,
-    key: Key | None = None,
-    needs: sessions.WebRole = sessions.WebRole.OPERATOR,
-    fixed: dict[str, Any] | None = None,
-    **parameters: Any,
-) -> Callable[..., Awaitable[Any]]:
-    """Add the route of an operation: its request is the ``parameters`` of path and query, and the ``body``.
-
-    ``fixed``: what the route does not leave open.
-    """
-
-    async def answer(call: request_state.RestCall, **request: Any) -> Any:
-        given = request.pop("body", None)
-        request |= (given.model_dump() if given is not None else {}) | (fixed or {})
-        if not declared.action:
-            return await call.source.read(declared, **request)
-        return await call.operate(declared, request, needs=needs)
-
-    parameters = {"call": request_state.Call, **parameters}
-    if body is not None:
-        parameters["body"] = body
-    signature = inspect.Signature(
-        [_parameter(part, kind) for part, kind in parameters.items()],
-        return_annotation=declared.returns,
-    )
-    _add(router, line, declared.help, as_ or declared.method, answer, signature, status, key, None, {})
-    return answer
+        endpoint.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=parameters, return_annotation=Response
+        )
+        answers = base.answers(_schema(form), status=status, headers=typing.get_origin(form) is Versioned)
+        method, path = line.split()
+        summary = summary.removesuffix(".")
+        self.add_api_route(path, endpoint, methods=[method], name=name, summary=summary, **answers, **more)
 
 
 def _parameter(name: str, kind: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
-
-
-def _add(
-    router: APIRouter,
-    line: str,
-    summary: str,
-    name: str,
-    answer: Callable[..., Awaitable[Any]],
-    signature: inspect.Signature,
-    status: int | None,
-    key: Key | None,
-    description: str | None,
-    more: dict[str, Any],
-) -> None:
-    form = signature.return_annotation
-    status = status or (200 if form not in (None, type(None)) else 204)
-    parameters = [part.replace(kind=part.KEYWORD_ONLY) for part in signature.parameters.values()]
-    if key is not None:
-        parameters += [_parameter("limit", base.Limit, base.LIMIT), _parameter("cursor", base.Cursor, "")]
-
-    async def endpoint(**request: Any) -> Response:
-        if key is None:
-            return _respond(await answer(**request), status)
-        cursor, limit = request.pop("cursor"), request.pop("limit")
-        return base.paginate(await answer(**request), cursor, limit, _sorter(key))
-
-    endpoint.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=parameters, return_annotation=Response
-    )
-    endpoint.__name__, endpoint.__doc__ = name, description
-    answers = base.answers(_schema(form), status=status, headers=typing.get_origin(form) is Versioned)
-    method, path = line.split()
-    router.add_api_route(
-        path, endpoint, methods=[method], summary=summary.removesuffix("."), **answers, **more
-    )
 
 
 def _sorter(key: Key) -> Callable[[Any], base.Key]:

@@ -47,7 +47,7 @@ from muster.notify import models
 from muster.pipeline.alerts import tracker
 from muster.pipeline.fleet import blocks, state
 from muster.pipeline.history import data_files, delta, tables
-from muster.pipeline.job import batch_commit, checkpoint_label, commit_state, query
+from muster.pipeline.job import batch_commit, checkpoint_label, commit_state
 from muster.pipeline.job.driver import driver_terms
 from muster.predicates import types
 from muster.testing.eventually import eventually
@@ -190,7 +190,7 @@ def write_pipeline(settings: app_settings.Settings) -> None:
 def _history_rows() -> Any:
     import pyarrow as pa
 
-    return pa.Table.from_batches([query.history_rows(piece.batch) for piece in pieces(reports())])
+    return pa.Table.from_batches([piece.rows() for piece in pieces(reports())])
 
 
 async def make_backup(file: pathlib.Path) -> None:

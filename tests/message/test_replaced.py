@@ -36,7 +36,7 @@ class SlowReads:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.may, self.begun = asyncio.Event(), asyncio.Event()
-        read = log_reader.LogReader.pages
+        read = log_reader.LogReader.read_pages
 
         async def slow_read(
             here: log_reader.LogReader, first: int, subject: str | None = None, *last: Any
@@ -47,7 +47,7 @@ class SlowReads:
             async for page in read(here, first, subject, *last):
                 yield page
 
-        patch.setattr(log_reader.LogReader, "pages", slow_read)
+        patch.setattr(log_reader.LogReader, "read_pages", slow_read)
 
 
 @pytest.mark.parametrize("ends", [False, True])

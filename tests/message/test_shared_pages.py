@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import msgspec
@@ -152,6 +153,78 @@ async def _body(connection: api.Connection) -> Any:
         return message.body()
 
 
+async def test_delayed_messages_wait_with_others_until_they_are_due(
+    simulated_network: network.SimulatedNetwork, monkeypatch: pytest.MonkeyPatch
+):
+    """Some of a page before the checkpoint that sorts it, some after, and some by the next dispatcher."""
+    net = simulated_network
+    first, running = await test_races.act(net, "first", 1)
+    shared = first._state
+    delayed = f"{SUBJECTS.sorted_prefix}delay"
+    async with api.Connection(await net.connect("a")) as connection:
+        session = connection.session(api.AcknowledgeMode.TRANSACTED)
+        reader = await connection.session().consumer(QUEUES[0])
+        before = (await stored(net))[-1].sequence
+        for delay_s in (0, 2, 12, 15, 25, 40):
+            await session.producer(QUEUES[0], delay_s=delay_s).send(f"{delay_s}")
+        await session.commit()
+        made = [page for page in await stored(net) if page.sequence > before and list(pages.read(page))]
+        assert [(page.subject, len(list(pages.read(page)))) for page in made] == [(SUBJECTS.shared, 6)]
+        assert await test_races.received(reader, 5) == ["0", "2"]
+        (cancelled,) = (
+            row
+            for row in (await connection.request(protocol.ListScheduled())).scheduled
+            if row.delivery_time_ms - row.timestamp_ms == 15_000
+        )
+        for _ in range(2):  # the second one sorts nothing
+            await checkpoints.write(shared)
+            assert not await stored(net, SUBJECTS.shared)
+            ((numbered),) = map(list, map(pages.read, await stored(net, delayed)))
+            assert len(numbered) == 4
+            assert not shared.ledger.delayed_done
+        assert (await connection.request(protocol.CancelScheduled(number=cancelled.number))).count == 1
+        assert await test_races.received(reader, 8) == ["12"]
+        await checkpoints.write(shared)
+        assert len(await stored(net, delayed)) == 1
+        assert len(shared.ledger.delayed_done) == 2
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        second, running = await test_races.act(net, "second", 2)
+        assert await test_races.received(reader, 15) == ["25"]
+        assert await test_races.received(reader, 15) == ["40"]
+        await checkpoints.write(second._state)
+        assert not await stored(net, delayed)
+        assert not second._state.ledger.delayed_done
+        assert not list(second._state.shared_pages)
+        assert not await stored(net, SUBJECTS.delay)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_delayed_messages_of_the_former_version_have_pages_of_their_own(
+    simulated_network: network.SimulatedNetwork,
+):
+    net = simulated_network
+    bus = await net.connect("former")
+    stream = await bus.stream(
+        bus_api.StreamSettings(partitions.stream(0), SUBJECTS.all, max_age_s=0, max_bytes=1 << 30)
+    )
+    due_ms = time.time_ns() // 1_000_000 + 5_000
+    meta = messages.MessageMeta(destination=str(QUEUES[0]), delivery_time_ms=due_ms)
+    raw = messages.encode_meta(meta).decode()
+    done, _ = [
+        await stream.publish(SUBJECTS.delay, msgspec.msgpack.encode([None, [[raw, body]]]))
+        for body in (b"done", b"due")
+    ]
+    record = ledger.LogRecord(acked={ledger.DELAY_KEY: [pages.number(int(done), 0)]})
+    await stream.publish(SUBJECTS.record, msgspec.msgpack.encode([record, []]))
+    async with test_races.serving(net), api.Connection(await net.connect("a")) as connection:
+        consumer = await connection.session().consumer(QUEUES[0])
+        assert await test_races.received(consumer, 10) == ["b'due'"]
+        await asyncio.sleep(1)
+        assert not await stored(net, SUBJECTS.delay)
+
+
 async def test_what_a_dispatcher_sorted_before_it_died_is_not_found_twice(
     simulated_network: network.SimulatedNetwork, monkeypatch: pytest.MonkeyPatch
 ):
@@ -277,7 +350,7 @@ def test_a_message_is_found_where_it_was_last_written():
     assert list(index.unsorted(SUBJECTS.group(topic))) == [first + 3]
     assert index.is_unsorted(first)
     assert not index.is_unsorted(pages.number(9, 1)), "in a page of its destination alone"
-    page = ledger.SortedPage(a, first, first + 1, 12)
+    page = ledger.SortedPage(a, first, first + 1, 12, 2)
     index.sort(7, [page])
     assert (list(index.unsorted(a)), list(index.unsorted(b))) == ([in_9], [in_9 + 1])
     assert not index.is_unsorted(first)

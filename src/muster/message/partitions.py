@@ -111,4 +111,4 @@ class LogSubjects:
         return f"{self.sorted_prefix}{group.removeprefix(self._base)}"
 
     def has_own_page(self, subject: str) -> bool:
-        return subject in (self.delay, self.checkpoint) or subject.startswith(self.body_prefix)
+        return subject == self.checkpoint or subject.startswith(self.body_prefix)

@@ -54,17 +54,15 @@ class DelayedMessages:
         self._retry_at_ms = 0  # nothing is released before, because the log was full
 
     async def recover(self) -> None:
-        """Read the delayed messages from the log, and delete those that an earlier dispatcher released but
-        did not delete.
-        """
+        """Read the delayed messages from the log."""
         done = self._state.ledger.delayed_done
-        async for page in self._state.log.pages(1, self._state.subjects.delay):
-            for number, _, held in pages.read(page):
+        async for together in self._state.log.read(self._state.subjects.delay):
+            for number, _, held in together:
                 if number in done:
-                    await self._state.stream.delete(page.sequence)
+                    await self.delete([number])
                 else:
                     self._insert(messages.decode_meta(held.raw), number)
-        done.clear()
+        done.difference_update([number for number in done if not number & pages.SHARED])
         self._schedule()
 
     def add(self, meta: messages.MessageMeta, number: int) -> None:
@@ -120,7 +118,7 @@ class DelayedMessages:
                 break
             for _, number in batch:
                 del self._headers[number]
-            self._state.spawn(self._delete([number for _, number in batch]))
+            self._state.spawn(self.delete([number for _, number in batch]))
         self._is_releasing = False
         self._schedule()
 
@@ -135,11 +133,9 @@ class DelayedMessages:
             and total <= BATCH_BYTES
         ):
             due_ms, number = heapq.heappop(self._waiting)
-            sequence = pages.sequence_of(number)
-            page = await self._state.stream.get(sequence)
-            ((_, _, held),) = pages.read(page)
-            total += len(held.data)
-            batch[due_ms, number] = self._copy(number, held)
+            held = await self._state.log.message(self._state.subjects.delay, number)
+            total += len(held.data) if held is not None else 0
+            batch[due_ms, number] = self._copy(number, held) if held is not None else None
         return batch
 
     def _copy(self, number: int, held: pages.PagedMessage) -> journal.JournalMessage | None:
@@ -151,10 +147,12 @@ class DelayedMessages:
         target = destinations.Destination.parse(meta.destination)
         return self._delivery.copy_to(target, meta, raw, held.data, republish=True, due=True)
 
-    async def _delete(self, released: list[int]) -> None:
+    async def delete(self, released: list[int]) -> None:
+        """The messages that Muster 0.1 has stored are in pages of their own. Checkpoints delete others."""
         for number in released:
-            await self._state.stream.delete(pages.sequence_of(number))
-            self._state.ledger.delayed_done.discard(number)
+            if not number & pages.SHARED:
+                await self._state.stream.delete(pages.sequence_of(number))
+                self._state.ledger.delayed_done.discard(number)
 
     async def _store_copies(self, batch: dict[tuple[int, int], journal.JournalMessage | None]) -> bool:
         """Whether there was room for them."""

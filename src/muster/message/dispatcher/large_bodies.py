@@ -184,7 +184,10 @@ class LargeBodies:
             if key.startswith(ledger.QUEUE_MARK)
         }
         log_subjects = self._state.subjects
-        async for page in self._state.log.pages(1):
+        sorted_to = self._state.shared_pages.sorted_to
+        async for page in self._state.log.read_pages(1):
+            if page.subject == log_subjects.shared and page.sequence <= sorted_to:
+                continue  # they have been sorted
             for number, subject, held in pages.read(page):
                 if messages.MAY_BE_LARGE not in held.raw:
                     continue

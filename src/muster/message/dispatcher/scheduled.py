@@ -10,7 +10,7 @@ from typing import Final
 from muster.core import errors
 from muster.message import destinations, listings, messages, protocol
 from muster.message.dispatcher import delayed_messages, state
-from muster.message.dispatcher.log import journal, ledger, pages
+from muster.message.dispatcher.log import journal, ledger
 
 LIST_MAX: Final = 1000  # messages of one reply; each is read from the log
 STEP: Final = 10_000  # messages compared at one time
@@ -65,12 +65,9 @@ class ScheduledMessages:
 
     async def _get(self, number: int) -> tuple[messages.MessageMeta, int] | None:
         """The header and the size of the body; None if it was released meanwhile."""
-        sequence = pages.sequence_of(number)
-        try:
-            page = await self._state.stream.get(sequence)
-        except errors.NotFound:
+        held = await self._state.log.message(self._state.subjects.delay, number)
+        if held is None:
             return None
-        ((_, _, held),) = pages.read(page)
         meta = messages.decode_meta(held.raw)
         return meta, meta.large.size if meta.large is not None else len(held.data)
 
@@ -94,8 +91,7 @@ class ScheduledMessages:
             except errors.MusterError:
                 self._delays.add(entry[0], number)
                 raise
-            await self._state.stream.delete(pages.sequence_of(number))
-            self._state.ledger.delayed_done.discard(number)
+            await self._delays.delete([number])
             count += 1
         return protocol.DispatcherReply(count=count)
 

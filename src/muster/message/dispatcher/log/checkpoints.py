@@ -11,6 +11,8 @@ nothing.
 from __future__ import annotations
 
 import asyncio
+import bisect
+import contextlib
 import itertools
 from collections.abc import Iterator
 from typing import Final
@@ -46,7 +48,7 @@ async def recover(shared: state.DispatcherState) -> None:
     if last is not None:
         count = _chunks(last)[0].chunks
         chunks: list[ledger.LogCheckpoint] = []
-        async for page in shared.log.pages(last.sequence - count + 1, shared.subjects.checkpoint):
+        async for page in shared.log.read_pages(last.sequence - count + 1, shared.subjects.checkpoint):
             chunks += _chunks(page)
         shared.ledger.restore(chunks)
         shared.checkpoint_head = chunks[0].head
@@ -54,7 +56,7 @@ async def recover(shared: state.DispatcherState) -> None:
         sorted_to = shared.checkpoint_head if sorted_to is None else sorted_to
         index.sort(sorted_to, [page for chunk in chunks for page in chunk.sorted_pages])
         start = sorted_to + 1
-    async for page in shared.log.pages(start):
+    async for page in shared.log.read_pages(start):
         cover = pages.cover(page)
         if page.subject == shared.subjects.shared:
             index.stored(page.sequence, cover.parts)
@@ -93,7 +95,7 @@ class _Needs:
         return subject in self._queues
 
     def need(self, subject: str, number: int) -> bool:
-        """Not if the queue was deleted."""
+        """Not if the queue was deleted. ``subject``: also the group of topics, if one of them may need it."""
         subjects, end = self._state.subjects, self._ledger.end
         if (source := self._queues.get(subject)) is not None:
             return not source.is_over(number, end)
@@ -104,6 +106,8 @@ class _Needs:
                 for text in self._state.patterns.matching(topic)
                 for source in self._by_pattern.get(text, [])
             )
+        if subject == subjects.delay:
+            return number not in self._ledger.delayed_done
         return number > self.floor(subject)
 
     def floor(self, group: str) -> int:
@@ -115,6 +119,8 @@ class _Needs:
             return self._ledger.transferred.get(int(group.removeprefix(subjects.transfer_prefix)), 0)
         if subjects.group(f"{group}.") == group:
             return self._ledger.floor_of_topics()
+        if group == subjects.delay:
+            return 0
         return self._ledger.end
 
 
@@ -122,7 +128,7 @@ async def sort(shared: state.DispatcherState) -> None:
     """Write what is still needed of shared pages again, to pages of their destinations: then the shared pages
     are not needed any more. As far as there is room: a full log could not be trimmed.
     """
-    head, index, needs = shared.ledger.head, shared.shared_pages, _Needs(shared)
+    head, needs = shared.ledger.head, _Needs(shared)
     needed: list[log_reader.Numbered] = []
     size = 0
     most = min(SORT_BYTES, shared.max_bytes // 32)
@@ -135,10 +141,7 @@ async def sort(shared: state.DispatcherState) -> None:
             if not await _write_sorted(shared, needed, page.sequence):
                 return
             needed, size = [], 0
-    if not needed:
-        index.sort(head)
-    else:
-        await _write_sorted(shared, needed, head)
+    await _write_sorted(shared, needed, head)
 
 
 async def _to_sort(shared: state.DispatcherState, needs: _Needs, head: int) -> list[int]:
@@ -152,7 +155,7 @@ async def _to_sort(shared: state.DispatcherState, needs: _Needs, head: int) -> l
             sequence = pages.sequence_of(number)
             if sequence > head:
                 break
-            if sequence not in sequences and (not needs.is_queue(group) or needs.need(group, number)):
+            if sequence not in sequences and needs.need(group, number):
                 sequences.add(sequence)
     return sorted(sequences)
 
@@ -160,7 +163,7 @@ async def _to_sort(shared: state.DispatcherState, needs: _Needs, head: int) -> l
 async def _write_sorted(shared: state.DispatcherState, needed: list[log_reader.Numbered], to: int) -> bool:
     """Write messages of shared pages up to the sequence ``to``. False: there is no room."""
     size = sum(map(_size, needed))
-    if shared.used_bytes + size > SORT_SHARE * shared.max_bytes:
+    if needed and shared.used_bytes + size > SORT_SHARE * shared.max_bytes:
         return False
     shared.used_bytes += size
     by_group: dict[str, list[log_reader.Numbered]] = {}
@@ -180,12 +183,20 @@ async def _write_sorted(shared: state.DispatcherState, needed: list[log_reader.N
                 )
                 item = journal.JournalItem(page=(shared.subjects.sorted(group), page))
                 sequence = pages.sequence_of((await shared.store(item))[0])
-                made.append(ledger.SortedPage(group, part[0][0], part[-1][0], sequence))
+                made.append(ledger.SortedPage(group, part[0][0], part[-1][0], sequence, len(part)))
     except errors.LimitExceeded:
-        for written in made:
-            await shared.stream.delete(written.sequence)
+        for useless in made:
+            await shared.stream.delete(useless.sequence)
         return False
-    shared.shared_pages.sort(to, made)
+    before, index = pages.end(shared.shared_pages.sorted_to), shared.shared_pages
+    written = {number for number, _, _ in needed}
+    index.sort(to, made)
+    done = shared.ledger.delayed_done
+    done -= {
+        number
+        for number in done
+        if before < number <= pages.end(to) and number & pages.SHARED and number not in written
+    }
     return True
 
 
@@ -206,13 +217,26 @@ def _pages_full(of_group: list[log_reader.Numbered]) -> Iterator[list[log_reader
     yield part
 
 
+def _delayed_done(shared: state.DispatcherState) -> dict[ledger.SortedPage, list[int]]:
+    """The sorted pages of which all delayed messages have been released or cancelled, with their numbers."""
+    done = sorted(number for number in shared.ledger.delayed_done if number & pages.SHARED)
+    found: dict[ledger.SortedPage, list[int]] = {}
+    for page in shared.shared_pages.sorted_pages(shared.subjects.delay):
+        of_page = done[bisect.bisect_left(done, page.first) : bisect.bisect_right(done, page.last)]
+        if len(of_page) == page.count:
+            found[page] = of_page
+    return found
+
+
 async def delete_unused_pages(shared: state.DispatcherState) -> None:
     """Delete pages that are not needed, between others that are. Reads the complete log."""
     subjects, needs = shared.subjects, _Needs(shared)
-    async for page in shared.log.pages(1):
+    async for page in shared.log.read_pages(1):
         if page.sequence > shared.checkpoint_head:
             break
         is_sorted = page.subject.startswith(subjects.sorted_prefix)
+        if page.subject == subjects.sorted(subjects.delay):
+            continue  # checkpoints delete them
         if (
             is_sorted
             or page.subject == subjects.shared
@@ -252,6 +276,7 @@ async def write(shared: state.DispatcherState) -> None:
     topics_cut = min(pages.sequence_of(shared.ledger.floor_of_topics() + 1), head + 1)
     needs = _Needs(shared)
     sorted_cuts = {group: needs.floor(group) for group in index.sorted_groups()}
+    delayed_done = _delayed_done(shared)
     shared_cut = min(index.sorted_to, head) + 1
     records = shared.records
     first = pages.sequence_of((await shared.store(journal.JournalItem(copies)))[0])
@@ -270,6 +295,11 @@ async def write(shared: state.DispatcherState) -> None:
         if left != index.sorted_pages(group):
             await purge(subject=shared.subjects.sorted(group), before=left[0].sequence if left else head + 1)
             index.drop(group, floor)
+    for page, numbers in delayed_done.items():
+        with contextlib.suppress(errors.NotFound):  # deleted after an earlier checkpoint
+            await shared.stream.delete(page.sequence)
+        index.delete(page.sequence)
+        shared.ledger.delayed_done.difference_update(numbers)
     for partition, number in shared.ledger.transferred.items():
         before = min(pages.sequence_of(number + 1), head + 1)
         await purge(subject=shared.subjects.transfer(partition), before=before)

@@ -1,7 +1,7 @@
 """The writer of the log: everything to be stored at one time becomes a page.
 
 A `JournalItem` is stored atomically; as many as fit share a page, and thereby a sync, whatever their
-destinations. An item that is larger than a page, or has messages with pages of their own, is an atomic batch.
+destinations. An item that is larger than a page, or has chunks with pages of their own, is an atomic batch.
 Each batch expects the log to end where the last batch ended. If another process has written since, it is the
 new owner, and the batch is rejected. This is the fencing.
 
@@ -153,8 +153,7 @@ class Journal:
         try:
             if len(batch) > BATCH:
                 raise errors.LimitExceeded(
-                    f"{len(batch)} pages in one transaction: the maximum is {BATCH}. Each delayed message "
-                    "needs one; use several transactions"
+                    f"{len(batch)} pages in one transaction: the maximum is {BATCH}; use several transactions"
                 )
             if batch:
                 last = await self._stream.publish_batch(
@@ -228,10 +227,9 @@ def _build_pages(
 ) -> tuple[list[tuple[str, pages.LogPage]], list[tuple[int, int]]]:
     """The pages of a batch by subject, and for each copy its page (-1: none) and its place.
 
-    Messages of one destination are together; a page that has those of several is a shared page. A delayed
-    message has its own page, which is deleted when the message is due; each chunk of a checkpoint or a large
-    body has one too. The record, which must remain until the next checkpoint, is never on such a page, nor on
-    a page that would become too large for the broker.
+    Messages of one destination are together; a page that has those of several, or delayed ones, is a shared
+    page. Each chunk of a checkpoint or a large body has its own page. The record, which must remain until the
+    next checkpoint, is never on such a page, nor on a page that would become too large for the broker.
     """
     bound: list[tuple[str, pages.LogPage]] = []
     places: list[tuple[int, int]] = [(-1, 0)] * len(copies)
@@ -264,7 +262,7 @@ def _build_pages(
             places[at] = (len(bound) - 1, len(page.held))
             page.held.append(pages.PagedMessage(copy.raw, copy.data))
     for at, (_, page) in enumerate(bound[own:], own):
-        if len(page.parts) > 1:
+        if len(page.parts) > 1 or page.parts[0][0] == log_subjects.delay:
             bound[at] = (log_subjects.shared, page)
         else:
             page.parts = []

@@ -129,12 +129,13 @@ class LogExtent(msgspec.Struct, array_like=True):
 
 
 class SortedPage(msgspec.Struct, frozen=True, array_like=True):
-    """Messages of a group that were in shared pages. ``first``, ``last``: the numbers of two of them."""
+    """``count`` messages of a group that were in shared pages. ``first``, ``last``: the numbers of two."""
 
     group: str
     first: int
     last: int
     sequence: int
+    count: int
 
 
 class LogCheckpoint(msgspec.Struct, omit_defaults=True):

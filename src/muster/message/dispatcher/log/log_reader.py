@@ -50,11 +50,11 @@ class LogReader:
         try:
             return await self._stream.get(sequence)
         except errors.NotFound:  # or the broker is a new leader, and does not know it yet
-            async for page in self.pages(sequence, None, sequence):
+            async for page in self.read_pages(sequence, None, sequence):
                 return page
         return None
 
-    async def pages(
+    async def read_pages(
         self, first: int, subject: str | None = None, last: int | None = None
     ) -> AsyncIterator[api.StoredMessage]:
         """The current pages of the log from sequence ``first`` on, up to ``last``."""
@@ -86,7 +86,7 @@ class LogReader:
             run = _ascending_run(wanted)
             if len(run) > 1 and run[-1] - run[0] < DENSE * len(run):
                 left = deque(run)
-                async for page in self.pages(run[0], subject, run[-1]):
+                async for page in self.read_pages(run[0], subject, run[-1]):
                     while left and left[0] < page.sequence:
                         yield left.popleft(), None
                     if left and left[0] == page.sequence:
@@ -109,7 +109,7 @@ class LogReader:
         to = None if last is None else pages.sequence_of(last)
         from_shared = self._from_shared(self._subjects.group(subject), first, last)
         following = await anext(from_shared, None)
-        async for page in self.pages(pages.sequence_of(first), subject, to):
+        async for page in self.read_pages(pages.sequence_of(first), subject, to):
             while following is not None and following[0][0] < pages.number(page.sequence, 0):
                 at = bisect.bisect_left(following, pages.number(page.sequence, 0), key=_number)
                 yield following[:at]
@@ -147,6 +147,13 @@ class LogReader:
             if len(found) < len(of_page):
                 found += await self._sorted_meanwhile(group, of_page - {number for number, _, _ in found})
             yield of_page, found
+
+    async def message(self, subject: str, number: int) -> pages.PagedMessage | None:
+        """A message of a subject; None if the log does not contain it."""
+        async for _, found in self.find(subject, [number]):
+            for _, _, held in found:
+                return held
+        return None
 
     async def _pages_of(
         self, group: str, numbers: Iterable[int], subject: str

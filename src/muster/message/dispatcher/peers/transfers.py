@@ -211,10 +211,10 @@ class Transfers:
         return batch
 
     async def _read(self, partition: int, number: int) -> tuple[str, bytes]:
-        async for _, found in self._state.log.find(self._state.subjects.transfer(partition), [number]):
-            for _, _, held in found:
-                return held.raw, held.data
-        raise errors.InvariantViolation(f"message {number} was deleted before its transfer")
+        held = await self._state.log.message(self._state.subjects.transfer(partition), number)
+        if held is None:
+            raise errors.InvariantViolation(f"message {number} was deleted before its transfer")
+        return held.raw, held.data
 
     async def _move_body(self, partition: int, number: int, raw: str) -> str:
         """Store a large body in the other partition; returns the header that refers to it.

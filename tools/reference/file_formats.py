@@ -37,6 +37,8 @@ def _tables(name: str) -> Iterator[str]:
         case "manifest":
             yield from _table("A resource", manifest.ManifestEntry)
             yield from _table("`restart`", protocol.RestartPolicy)
+            yield from _table("`update`", protocol.UpdatePolicy)
+            yield from _table("`placement`", protocol.Placement)
             for kind in sorted(plugins.BUILT_IN):
                 yield from _table(f"`config` of the type {kind}", plugins.load_adapter(kind).config_type)
                 if kind == "process":

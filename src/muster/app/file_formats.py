@@ -62,6 +62,13 @@ resources:
       stop_signal: INT
       stop_s: 30
     restart: {policy: on-failure, attempts: 3, window_s: 600, delay_s: 1}
+  - name: worker                  # worker-1, worker-2 and worker-3, in different zones if there are several
+    type: process
+    count: 3
+    placement: {cpu: 0.5, memory_mb: 256}
+    update: {max_parallel: 1, canary: 1, min_healthy_time_s: 30, healthy_deadline_s: 120}
+    group: shop
+    config: {command: [python3, -m, http.server, "{9000+index}"]}
   - name: front                   # hosted by any agent that matches; started after db
     type: process
     where: zone = 'default' AND os = 'linux'
@@ -190,7 +197,8 @@ def schema(name: str) -> dict[str, Any]:
         entry = definitions["ManifestEntry"]
         known = plugins.names()
         entry["properties"]["type"]["enum"] = known
-        entry["oneOf"] = [{"required": ["agent"]}, {"required": ["where"]}]
+        entry["not"] = {"required": ["agent", "where"]}
+        entry["anyOf"] = [{"required": [field]} for field in ("agent", "where", "count", "placement")]
         adapters: dict[str, type] = {kind: plugins.load_adapter(kind).config_type for kind in known}
         # An adapter of a program may accept any mapping.
         configs = {kind: config for kind, config in adapters.items() if issubclass(config, msgspec.Struct)}

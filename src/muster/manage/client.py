@@ -73,17 +73,16 @@ class ManageClient:
         packed = await asyncio.to_thread(manifest.pack_entries, entries)
         result = await self._request(rows.ApplyResult, "apply", entries=packed)
         if wait_s is not None:
-            deadline = time.monotonic() + wait_s
+            deadline, names = time.monotonic() + wait_s, manifest.resource_names(entries)
             try:
                 if result.rollout:
                     row = await self.wait_rollout(result.rollout, timeout_s=wait_s, progress=progress)
                     _require_done(row)
-                names = (entry["name"] for entry in entries)
                 left_s = max(0.1, deadline - time.monotonic())
                 await self.wait_settled(*names, timeout_s=left_s, progress=progress)
             except errors.MusterError as error:
                 error.hint = error.hint or "; ".join(result.notes) or None
-                await self._note_outputs(error, [entry["name"] for entry in entries], result.rollout)
+                await self._note_outputs(error, names, result.rollout)
                 raise
             left_s = max(0.1, deadline - time.monotonic())
             await self.wait_gone(*result.deleting, timeout_s=left_s)
@@ -111,7 +110,7 @@ class ManageClient:
         return [step async for step in self._pages(rows.PlanStep, "plan", entries=entries)]
 
     async def delete_manifest(self, text: str, *, force: bool = False) -> rows.DeleteResult:
-        return await self.delete(*(entry["name"] for entry in await _entries(text)), force=force)
+        return await self.delete(*manifest.resource_names(await _entries(text)), force=force)
 
     # One resource
 

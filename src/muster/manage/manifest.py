@@ -10,6 +10,13 @@
         restart: {policy: always, attempts: 5}
         update: {max_parallel: 1, min_healthy_time_s: 10}
         config: {command: [python3, -m, http.server, "8080"]}
+      - name: worker                   # worker-1, worker-2, worker-3
+        type: process
+        count: 3
+        where: "zone <> 'office'"
+        placement: {cpu: 0.5, memory_mb: 256, anti_affinity: "group = 'worker'"}
+        group: worker
+        config: {command: [worker, --port, "{8000+index}", --zone, "{zone}"]}
     topologies:
       - {name: mesh, shape: ring, size: 8, agent: host-a}
 
@@ -49,10 +56,12 @@ DEPTH_MAX = 40
 GROUP = "group:"
 REFERENCE_HINT = 'refer to it: {secret: "file:PATH"}, {secret: "env:NAME"} or {secret: "store:NAME"}'
 
+NAME_MAX = 128
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,128}$(?!\n)")]
 Check = Callable[[Mapping[str, Any]], None]
 _PATH = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[\.\.\.\]")
 REFERENCES = ("file:", "env:", "store:")
+_PLACEHOLDER = re.compile(r"\{(?:(?:(\d{1,9})\+)?index|(zone|agent|name))\}")
 _SECRET = re.compile(r"(?i)(password|passwd|secret|token|api_?key|private_?key)$")
 
 
@@ -79,6 +88,23 @@ class ManifestEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             "Predicate over agents: their name, zone, labels and facts. When the manifest is applied, the "
             "matching agent with the fewest resources is selected."
         ),
+    ] = None
+    count: (
+        Annotated[
+            int,
+            doc(
+                "Number of instances: NAME-1, NAME-2, …. In their labels and the texts of their `config`, "
+                "{index}, {NUMBER+index}, {zone}, {agent} and {name} are replaced. Instances beyond it are "
+                "deleted.",
+                ge=0,
+                le=1000,
+            ),
+        ]
+        | None
+    ) = None
+    placement: Annotated[
+        protocol.Placement | None,
+        doc("How its agent is selected. With it or `count`, neither `agent` nor `where` is required."),
     ] = None
     config: Annotated[dict[str, Any], doc("Its configuration; the fields depend on the type.")] = {}
     group: Annotated[Name, doc("The group it belongs to, for predicates and `depends_on`.")] = "default"
@@ -144,30 +170,69 @@ def read(text: str, checks: Mapping[str, Check]) -> list[ManifestEntry]:
     return entries
 
 
+def instances(name: str, count: int | None) -> list[tuple[str, int]]:
+    """Names and indexes of the resources of an entry. Without a `count` it is the only one, with the index
+    0."""
+    if count is None:
+        return [(name, 0)]
+    return [(f"{name}-{index}", index) for index in range(1, count + 1)]
+
+
+def resource_names(entries: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The names of the resources of plain entries."""
+    return [name for entry in entries for name, _ in instances(entry["name"], entry.get("count"))]
+
+
 def specification(
-    entry: ManifestEntry, agent: str, names_of: Callable[[str], Iterable[str]]
+    entry: ManifestEntry,
+    agent: str,
+    names_of: Callable[[str], Iterable[str]],
+    *,
+    name: str = "",
+    index: int = 0,
+    zone: str = "",
 ) -> protocol.ResourceSpec:
-    """``names_of`` returns the members of a group, for dependencies on the complete group."""
+    """Of the instance ``name``. ``names_of`` returns the resources of a dependency: the members of a group,
+    the instances of an entry, or the resource itself."""
+    name = name or entry.name
     needed: dict[str, None] = {}
     for dependency in entry.depends_on:
-        names = (
-            sorted(names_of(dependency.removeprefix(GROUP))) if dependency.startswith(GROUP) else [dependency]
-        )
-        needed |= dict.fromkeys(names)
-        if len(needed.keys() - {entry.name}) > protocol.DEPENDENCIES_MAX:
-            raise too_many_dependencies(entry.name)
+        needed |= dict.fromkeys(names_of(dependency))
+        if len(needed.keys() - {name}) > protocol.DEPENDENCIES_MAX:
+            raise too_many_dependencies(name)
+    config, labels = entry.config, entry.labels
+    if index:
+        values = {"zone": zone, "agent": agent, "name": name}
+        config, labels = fill(config, index, values), fill(labels, index, values)
+    update = entry.update or (protocol.UpdatePolicy() if index else None)
     return protocol.ResourceSpec(
-        name=entry.name,
+        name=name,
         type=entry.type,
         agent=agent,
-        config=entry.config,
+        config=config,
         group=entry.group,
-        labels=entry.labels,
-        depends_on=tuple(dict.fromkeys(name for name in needed if name != entry.name)),
+        labels=labels,
+        depends_on=tuple(need for need in needed if need != name),
         desired=entry.desired,
         restart=entry.restart,
-        digest=digest(entry.config),
-        update=entry.update,
+        digest=digest(config),
+        update=update,
+        placement=entry.placement,
+        entry=entry.name if index else "",
+        index=index,
+    )
+
+
+def fill(value: Any, index: int, values: Mapping[str, str]) -> Any:
+    """The value with the placeholders of its texts replaced; other braces stay."""
+    if isinstance(value, dict):
+        return {key: fill(inner, index, values) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [fill(inner, index, values) for inner in value]
+    if not isinstance(value, str) or "{" not in value:
+        return value
+    return _PLACEHOLDER.sub(
+        lambda found: values[found[2]] if found[2] else str(int(found[1] or 0) + index), value
     )
 
 
@@ -277,13 +342,22 @@ def _checked(entry: ManifestEntry, number: int, checks: Mapping[str, Check], lin
         near = difflib.get_close_matches(entry.type, checks, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"available: {', '.join(sorted(checks))}"
         raise refuse("type", f"no type {entry.type!r}", hint)
-    if (entry.agent is None) == (entry.where is None):
+    is_anywhere = entry.count is not None or entry.placement is not None
+    if (entry.agent is None) == (entry.where is None) and not (entry.agent is None and is_anywhere):
         raise refuse("agent", "exactly one of `agent: NAME` and `where: EXPRESSION` is required")
-    if entry.where is not None:
+    placement = entry.placement or protocol.Placement()
+    predicates = {
+        ("where",): entry.where,
+        ("placement", "affinity"): placement.affinity,
+        ("placement", "anti_affinity"): placement.anti_affinity,
+    }
+    for field, predicate in predicates.items():
         try:
-            parser.parse(entry.where)
+            parser.parse(predicate) if predicate is not None else None
         except errors.MusterError as error:
-            raise refuse("where", error.message, error.hint) from error
+            raise refuse(".".join(field), error.message, error.hint) from error
+    if entry.count and len(f"{entry.name}-{entry.count}") > NAME_MAX:
+        raise refuse("name", f"with the numbers of its instances it is longer than {NAME_MAX} characters")
     for dependency in entry.depends_on:
         try:
             subjects.token(dependency.removeprefix(GROUP))
@@ -299,7 +373,8 @@ def _checked(entry: ManifestEntry, number: int, checks: Mapping[str, Check], lin
             hint=REFERENCE_HINT,
         )
     try:
-        checks[entry.type](entry.config)
+        example = {"zone": "zone", "agent": "agent", "name": f"{entry.name}-1"}
+        checks[entry.type](fill(entry.config, 1, example) if entry.count is not None else entry.config)
     except (errors.InvalidInput, msgspec.ValidationError) as error:
         raise _manifest_error(str(error), lines, (*path, "config")) from error
     return entry
@@ -327,12 +402,11 @@ def _require_distinct(
 ) -> None:
     seen: set[str] = set()
     for entry in entries:
-        if entry.name in seen:
-            path = (*places[entry.name], "name")
-            raise ManifestError(
-                f"duplicate name {entry.name!r}", line=_line(lines, path), field=_dotted(path)
-            )
-        seen.add(entry.name)
+        for name in dict.fromkeys([entry.name, *(name for name, _ in instances(entry.name, entry.count))]):
+            if name in seen:
+                path = (*places[entry.name], "name")
+                raise ManifestError(f"duplicate name {name!r}", line=_line(lines, path), field=_dotted(path))
+            seen.add(name)
 
 
 def _require_acyclic(

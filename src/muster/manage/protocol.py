@@ -258,6 +258,9 @@ class ResourceSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     restart: RestartPolicy = msgspec.field(default_factory=lambda: RestartPolicy())
     digest: str = ""
     update: UpdatePolicy | None = None
+    placement: Placement | None = None
+    entry: str = ""  # the name of its entry, of which it is the instance ``index``; empty: its own
+    index: int = 0
 
 
 class RestartPolicy(
@@ -295,6 +298,30 @@ class UpdatePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     auto_revert: Annotated[
         bool, doc("Whether an update that fails returns to the previous specification.")
     ] = True
+
+
+class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """On which of the agents that match `where` a resource is placed."""
+
+    spread: Annotated[
+        Literal["zone", "agent", "none"],
+        doc(
+            "zone: instances of an entry are divided evenly among the zones, and within a zone among its "
+            "agents; agent: among all agents; none: the agent with the fewest resources."
+        ),
+    ] = "zone"
+    affinity: Annotated[
+        str | None, doc("Predicate over resources: only on an agent that hosts one that matches.")
+    ] = None
+    anti_affinity: Annotated[
+        str | None, doc("Predicate over resources: not on an agent that hosts one that matches.")
+    ] = None
+    cpu: Annotated[
+        float, doc("Cores that it requests of those that its machine reports (the fact `cpus`).", ge=0)
+    ] = 0.0
+    memory_mb: Annotated[
+        int, doc("Memory that it requests of what its machine reports (the fact `memory_mb`).", ge=0)
+    ] = 0
 
 
 #: Of resources without a policy of their own.

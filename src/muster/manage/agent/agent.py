@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import pathlib
 import platform
 import random
@@ -388,6 +389,8 @@ def collect_facts() -> dict[str, Any]:
         "kernel": platform.release(),
         "architecture": platform.machine(),
         "python": platform.python_version(),
+        "cpus": os.cpu_count() or 1,
+        "memory_mb": (os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) >> 20,
     }
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import collections
 import functools
 import heapq
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 
-from muster.core import errors
+from muster.core import errors, units
 from muster.manage import dependencies, manifest, protocol
 from muster.manage.registry import assignments, views
 from muster.predicates import ast
@@ -30,20 +32,40 @@ def place_entries(
     except msgspec.ValidationError as error:
         raise errors.InvalidInput(f"the entries are malformed: {error}") from error
 
+    named = {name: entry for entry in entries for name, _ in manifest.instances(entry.name, entry.count)}
+    counted = {entry.name: entry.count for entry in entries if entry.count is not None}
+
     @functools.cache
-    def groups() -> dict[str, set[str]]:
-        members: dict[str, set[str]] = {}
+    def members() -> dict[str, set[str]]:
+        """By group, and by entry: the resources that there will be."""
+        found: dict[str, set[str]] = collections.defaultdict(set)
         for name, resource in state.resources.items():
-            members.setdefault(resource.spec.group, set()).add(name)
-        for entry in entries:
-            members.setdefault(entry.group, set()).add(entry.name)
-        return members
+            spec = resource.spec
+            if name not in named and (spec.entry in counted or resource.deleting):
+                continue  # it is deleted, because its entry has fewer instances now
+            found[f"{manifest.GROUP}{spec.group}"].add(name)
+            found[spec.entry].add(name)
+        for name, entry in named.items():
+            found[f"{manifest.GROUP}{entry.group}"].add(name)
+            found[entry.name].add(name)
+        return found
+
+    def names_of(dependency: str) -> list[str]:
+        if dependency.startswith(manifest.GROUP):
+            return sorted(members().get(dependency, ()))
+        if dependency in counted or (dependency not in named and dependency not in state.resources):
+            return sorted(members().get(dependency, ())) or [dependency]
+        return [dependency]
 
     agents = _Agents(state)
-    specs = [
-        manifest.specification(entry, agents.choose(entry), lambda group: groups().get(group, ()))
-        for entry in entries
-    ]
+    specs = []
+    for entry in entries:
+        for name, index in manifest.instances(entry.name, entry.count):
+            agent = agents.choose(entry, name)
+            zone = state.zone_of(agent)
+            spec = manifest.specification(entry, agent, names_of, name=name, index=index, zone=zone)
+            agents.placed(spec)
+            specs.append(spec)
     for spec in specs:
         try:
             msgspec.msgpack.encode(spec.config)
@@ -97,39 +119,67 @@ def _needs(
     return needs
 
 
+def counted_entries(raw: manifest.Entries) -> set[str]:
+    """The names of the entries with a `count`: existing instances beyond it are superfluous."""
+    entries = manifest.unpack_entries(raw)
+    return {each["name"] for each in entries if isinstance(each, dict) and each.get("count") is not None}
+
+
 class _Agents:
-    """Selects the agent of an entry. An expression is evaluated once, not for each entry."""
+    """Selects the agents of resources. An expression is evaluated once, not for each of them."""
 
     def __init__(self, state: assignments.AssignmentProcessor) -> None:
         self._state = state
-        self._chosen = collections.Counter[str]()
+        self._chosen: dict[str, list[protocol.ResourceSpec]] = collections.defaultdict(list)  # by agent
         # By expression and type: all agents that match, and those that accept resources, by their load
-        self._matching: dict[tuple[str, str], tuple[set[str], list[tuple[int, str]]]] = {}
+        self._matching: dict[tuple[str | None, str], tuple[set[str], list[tuple[int, str]]]] = {}
+        self._hosting: dict[str, set[str]] = {}  # by predicate: agents that host a resource that matches
+        self._new: set[str] = set()
 
     def _count(self, agent: str) -> int:
         """The number of its resources, those chosen here included."""
-        return len(self._state.hosted(agent)) + self._chosen[agent]
+        return len(self._state.hosted(agent)) + len(self._chosen[agent])
 
-    def choose(self, entry: manifest.ManifestEntry) -> str:
-        """The named agent, or the least loaded one that matches the expression. An existing resource stays
-        where it is.
+    def placed(self, spec: protocol.ResourceSpec) -> None:
+        """What is placed later considers this one as well."""
+        if spec.name not in self._state.resources:
+            self._chosen[spec.agent].append(spec)
+            if spec.entry:
+                self._spread[spec.entry][spec.agent] += 1
+            for predicate, hosting in self._hosting.items():
+                if python.compile(parser.parse(predicate))(_attributes(self._state, spec).get):
+                    hosting.add(spec.agent)
+
+    @functools.cached_property
+    def _spread(self) -> dict[str, collections.Counter[str]]:
+        """By entry: the number of its instances on each agent."""
+        spread: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+        for resource in self._state.resources.values():
+            if resource.spec.entry and not resource.deleting:
+                spread[resource.spec.entry][resource.spec.agent] += 1
+        return spread
+
+    def choose(self, entry: manifest.ManifestEntry, name: str) -> str:
+        """The named agent, or of those that match the expression the one that `Placement` demands. An
+        existing resource stays where it is.
         """
-        known = self._state.resources.get(entry.name)
+        known = self._state.resources.get(name)
         if entry.agent is not None:
             agent = self._state.agents.get(entry.agent)
             if agent is not None and agent.forgotten:
                 raise errors.Conflict(
-                    f"{entry.name!r}: the agent {entry.agent!r} was forgotten",
+                    f"{name!r}: the agent {entry.agent!r} was forgotten",
                     hint=f"muster drain {entry.agent} --undo returns it to service",
                 )
             if agent is not None and agent.types and entry.type not in agent.types:
                 raise errors.InvalidInput(f"{entry.agent!r} has no adapter of type {entry.type!r}")
             return entry.agent
-        if entry.where is None:
-            raise errors.InvalidInput(f"{entry.name!r}: `agent` or `where` is required")
+        is_anywhere = entry.count is not None or entry.placement is not None
+        if entry.where is None and not is_anywhere:
+            raise errors.InvalidInput(f"{name!r}: `agent` or `where` is required")
         key = (entry.where, entry.type)
         if key not in self._matching:
-            names = _matching_agents(self._state, entry, entry.where)
+            names = _matching_agents(self._state, entry)
             least = [(self._count(name), name) for name in names if not self._state.agents[name].cordoned]
             heapq.heapify(least)
             self._matching[key] = (set(names), least)
@@ -138,32 +188,96 @@ class _Agents:
             return known.spec.agent  # also while its machine is drained
         if not least:
             raise errors.Unavailable(
-                f"{entry.name!r}: all agents that match {entry.where!r} are drained",
+                f"{name!r}: all agents that match {entry.where!r} are drained",
                 hint="muster drain NAME --undo returns one to service",
             )
+        if is_anywhere:
+            return self._choose_among([name for _, name in least], entry, name)
         while (count := self._count(least[0][1])) != least[0][0]:  # the load has changed meanwhile
             heapq.heapreplace(least, (count, least[0][1]))
-        chosen = least[0][1]
-        self._chosen[chosen] += 1
-        return chosen
+        return least[0][1]
+
+    def _choose_among(self, agents: list[str], entry: manifest.ManifestEntry, name: str) -> str:
+        placement = entry.placement or protocol.Placement()
+        left, excluded = agents, dict[str, int]()
+
+        def keep(reason: str, fits: Callable[[str], bool]) -> None:
+            nonlocal left
+            kept = [agent for agent in left if fits(agent)]
+            if len(kept) < len(left):
+                excluded[reason] = len(left) - len(kept)
+            left = kept
+
+        if (near := placement.affinity) is not None:
+            keep(f"host nothing that matches the affinity {near!r}", lambda agent: agent in self._hosts(near))
+        if (far := placement.anti_affinity) is not None:
+            reason = f"host something that matches the anti-affinity {far!r}"
+            keep(reason, lambda agent: agent not in self._hosts(far))
+        for fact, wanted in (("cpus", placement.cpu), ("memory_mb", placement.memory_mb)):
+            if wanted:
+                reason = f"have less than {wanted:g} {fact} left"
+                keep(reason, lambda agent: self._left(agent, fact) >= wanted)  # noqa: B023
+        if not left:
+            why = "; ".join(f"{count} {reason}" for reason, count in excluded.items())
+            raise errors.Unavailable(
+                f"{name!r}: none of {units.format_count(len(agents), 'agent')} is suitable: {why}",
+                hint="add machines, or relax `placement`",
+            )
+        spread = self._spread[entry.name]
+        zones: collections.Counter[str] = collections.Counter()
+        for agent, count in spread.items():
+            zones[self._state.zone_of(agent)] += count
+
+        def rank(agent: str) -> tuple[int, int, int, str]:
+            in_zone = zones[self._state.zone_of(agent)] if placement.spread == "zone" else 0
+            return in_zone, spread[agent] if placement.spread != "none" else 0, self._count(agent), agent
+
+        return min(left, key=rank)
+
+    def _hosts(self, predicate: str) -> set[str]:
+        """Agents that host a resource that matches."""
+        if predicate not in self._hosting:
+            matches = python.compile(parser.parse(predicate))
+            specs = [resource.spec for resource in self._state.resources.values() if not resource.deleting]
+            specs += [spec for chosen in self._chosen.values() for spec in chosen]
+            self._hosting[predicate] = {
+                spec.agent for spec in specs if matches(_attributes(self._state, spec).get)
+            }
+        return self._hosting[predicate]
+
+    def _left(self, agent: str, fact: str) -> float:
+        """What its machine reports, less what its resources request. A machine without a report has room."""
+        total = self._state.agents[agent].facts.get(fact)
+        if isinstance(total, bool) or not isinstance(total, int | float):
+            return math.inf
+        hosted = [self._state.resources[name].spec for name in self._state.hosted(agent)]
+        requested = (spec.placement for spec in [*hosted, *self._chosen[agent]] if spec.placement is not None)
+        return total - sum(each.cpu if fact == "cpus" else each.memory_mb for each in requested)
 
 
-def _matching_agents(
-    state: assignments.AssignmentProcessor, entry: manifest.ManifestEntry, where: str
-) -> list[str]:
+def _attributes(state: assignments.AssignmentProcessor, spec: protocol.ResourceSpec) -> dict[str, Any]:
+    """Of a resource on its agent, as `views.attributes`, without its state."""
+    agent = state.agents.get(spec.agent)
+    own = {"name": spec.name, "type": spec.type, "group": spec.group, "agent": spec.agent}
+    return {**(views.agent_attributes(spec.agent, agent) if agent else {}), **spec.labels, **own}
+
+
+def _matching_agents(state: assignments.AssignmentProcessor, entry: manifest.ManifestEntry) -> list[str]:
     """Agents that match the expression: at least one."""
-    condition = parser.parse(where)
-    matches = python.compile(condition)
+    condition = parser.parse(entry.where) if entry.where is not None else None
+    matches = python.compile(condition) if condition is not None else lambda _: True
     names = [
         name
         for name, agent in state.agents.items()
         if entry.type in agent.types and matches(views.agent_attributes(name, agent).get)
     ]
+    if not names and condition is None:
+        raise errors.Unavailable(f"{entry.name!r}: no known agent has an adapter of type {entry.type!r}")
     if not names:
         there = {key for name, agent in state.agents.items() for key in views.agent_attributes(name, agent)}
-        unknown = sorted({name.key for name in ast.names(condition)} - there) if there else []
+        unknown = sorted({name.key for name in ast.names(condition)} - there) if there and condition else []
         hint = f"no agent has an attribute {unknown[0]}" if unknown else None
         if unknown and (near := type_check.closest_name(unknown[0], there)):
             hint = f"{hint}; {near}"
-        raise errors.Unavailable(f"{entry.name!r}: no known agent matches {where!r}", hint=hint)
+        raise errors.Unavailable(f"{entry.name!r}: no known agent matches {entry.where!r}", hint=hint)
     return names

@@ -17,7 +17,8 @@ import bisect
 import copy
 import heapq
 import itertools
-from collections.abc import Collection, Iterable, Iterator
+import types
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -540,10 +541,18 @@ class AssignmentProcessor:
                 changes.statuses[to] = self.statuses[name]
         return changes
 
-    def delete(self, names: Iterable[str], by: str, *, force: bool = False) -> records.RegistryChanges:
+    def delete(
+        self,
+        names: Iterable[str],
+        by: str,
+        *,
+        force: bool = False,
+        after: Mapping[str, records.ResourceRecord | None] = types.MappingProxyType({}),
+    ) -> records.RegistryChanges:
         """Mark resources for deletion. Their managers remove them, dependants first.
 
-        ``force`` removes them at once, without their agents: for machines that are lost.
+        ``force`` removes them at once, without their agents: for machines that are lost. ``after``: resources
+        that change as well; they count with their new dependencies.
         """
         changes, deleted = records.RegistryChanges(epoch=self.epoch), set(names)
         for name in sorted(deleted):
@@ -556,6 +565,7 @@ class AssignmentProcessor:
                 if dependant not in deleted
                 and dependant in self.resources
                 and not self.resources[dependant].deleting
+                and ((changed := after.get(dependant)) is None or name in changed.spec.depends_on)
             ]
             if remaining:
                 more = f" and {len(remaining) - NAMED_MAX} more" if len(remaining) > NAMED_MAX else ""

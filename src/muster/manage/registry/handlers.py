@@ -12,7 +12,7 @@ import asyncio
 import collections
 import heapq
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -161,9 +161,10 @@ class RegistryHandlers:
             specs = await asyncio.to_thread(agent_selection.place_entries, state, entries)
             self._secret_store.check(specs)
             targets = self.rollouts.targets()
-            if joined := _same_update(state, specs, targets):
+            counted = await asyncio.to_thread(agent_selection.counted_entries, entries)
+            if joined := _same_update(state, specs, targets, counted):
                 return rows.ApplyResult(counts={"keep": len(specs)}, changed_count=0, rollout=joined)
-            steps, changes = await asyncio.to_thread(_decide, state, specs, by)
+            steps, changes = await asyncio.to_thread(_decide, state, specs, by, counted)
             notes = _notes(state, specs, changes)
             update = _update_steps(state, changes)
             id = await self._begin_update(state, by, update) if update else ""
@@ -193,6 +194,8 @@ class RegistryHandlers:
     async def _create(self, by: str, entry: dict[str, Any]) -> rows.ResourceDescription:
         """Create a resource that must not exist yet."""
         async with self._registry.writing() as state:
+            if entry.get("count") is not None:
+                raise errors.InvalidInput("an entry with a `count` is several resources: apply it")
             (spec,) = await asyncio.to_thread(agent_selection.place_entries, state, [entry])
             self._secret_store.check([spec])
             if spec.name in state.resources:
@@ -214,9 +217,13 @@ class RegistryHandlers:
                     actual=known.generation,
                 )
             before = msgspec.to_builtins(known.spec)
-            before.pop("digest", None)
+            for derived in ("digest", "entry", "index"):
+                before.pop(derived, None)
             entry = before | changes | {"name": name}
+            if entry.get("count") is not None:
+                raise errors.InvalidInput("the `count` of an entry changes with its manifest: apply that")
             (spec,) = await asyncio.to_thread(agent_selection.place_entries, state, [entry])
+            spec = msgspec.structs.replace(spec, entry=known.spec.entry, index=known.spec.index)
             self._secret_store.check([spec])
             update = state.apply([spec], by)
             if update:
@@ -530,13 +537,16 @@ class RegistryHandlers:
 
 
 def _decide(
-    state: assignments.AssignmentProcessor, specs: list[protocol.ResourceSpec], by: str
+    state: assignments.AssignmentProcessor,
+    specs: list[protocol.ResourceSpec],
+    by: str,
+    counted: Collection[str],
 ) -> tuple[list[rows.PlanStep], records.RegistryChanges]:
     """The steps of the plan and the changes to store, computed together."""
-    steps = registry_plan.plan(state.resources, specs, state.zone_of, state.deviating)
+    steps = registry_plan.plan(state.resources, specs, state.zone_of, state.deviating, counted)
     changes = state.apply(specs, by)
     leftover = [step.name for step in steps if step.act == "delete"]
-    changes.resources |= state.delete(leftover, by).resources
+    changes.resources |= state.delete(leftover, by, after=changes.resources).resources
     return steps, changes
 
 
@@ -544,10 +554,11 @@ def _same_update(
     state: assignments.AssignmentProcessor,
     specs: list[protocol.ResourceSpec],
     targets: Mapping[str, tuple[protocol.ResourceSpec, str]],
+    counted: Collection[str],
 ) -> str:
     """The id of the active update that already leads to these specifications."""
     ids = {targets[spec.name][1] for spec in specs if spec.name in targets}
-    if not ids or registry_plan.removed_topology_brokers(state.resources, specs):
+    if not ids or registry_plan.superfluous(state.resources, specs, counted):
         return ""
     for spec in specs:
         known = state.resources.get(spec.name)
@@ -594,7 +605,8 @@ def _page_of_plan(
     state: assignments.AssignmentProcessor, entries: manifest.Entries, after: str
 ) -> dict[str, Any]:
     specs = agent_selection.place_entries(state, entries)
-    steps = registry_plan.plan(state.resources, specs, state.zone_of, state.deviating)
+    counted = agent_selection.counted_entries(entries)
+    steps = registry_plan.plan(state.resources, specs, state.zone_of, state.deviating, counted)
     start = int(after) + 1 if after.isdecimal() else 0
     numbers = map(str, range(start, len(steps)))
     return views.page(numbers, lambda number: steps[int(number)], len(steps))

@@ -19,10 +19,12 @@ def plan(
     specs: list[protocol.ResourceSpec],
     zone_of: Callable[[str], str] = lambda agent: "",
     unhealthy: Collection[str] = (),
+    counted: Collection[str] = (),
 ) -> list[rows.PlanStep]:
     """A step for each resource, in the order of execution; those of one wave run at the same time.
 
-    ``zone_of`` an agent. ``unhealthy``: resources that are not in their desired state.
+    ``zone_of`` an agent. ``unhealthy``: resources that are not in their desired state. ``counted``: entries
+    with a count.
     """
     steps, by_name = [], {spec.name: spec for spec in specs}
     changed = {spec.name for spec in specs if spec.name in before and before[spec.name].spec != spec}
@@ -35,9 +37,15 @@ def plan(
         steps.append(
             rows.PlanStep(wave=waves[name], act=act, name=name, type=spec.type, changes=bounded(changes))
         )
+    last = max(waves.values(), default=0) + 1
     steps += [
-        rows.PlanStep(wave=1, act="delete", name=name, type=before[name].spec.type)
-        for name in removed_topology_brokers(before, specs)
+        rows.PlanStep(
+            wave=1 if before[name].spec.update is None else last,
+            act="delete",
+            name=name,
+            type=before[name].spec.type,
+        )
+        for name in superfluous(before, specs, counted)
     ]
     return steps
 
@@ -78,21 +86,24 @@ def update_waves(
     return waves
 
 
-def removed_topology_brokers(
-    before: Mapping[str, records.ResourceRecord], specs: list[protocol.ResourceSpec]
+def superfluous(
+    before: Mapping[str, records.ResourceRecord],
+    specs: list[protocol.ResourceSpec],
+    counted: Collection[str] = (),
 ) -> list[str]:
-    """Brokers that a topology no longer contains: they are deleted, because a topology is one unit.
+    """Brokers that a topology no longer contains, and instances beyond the count of their entry: they are
+    deleted, because a topology, or an entry, is one unit.
 
     Other resources that a manifest no longer names stay until they are deleted.
     """
     named = {spec.name for spec in specs}
     topologies = {spec.labels[protocol.TOPOLOGY] for spec in specs if protocol.TOPOLOGY in spec.labels}
-    if not topologies:
+    if not topologies and not counted:
         return []
     return sorted(
         name
         for name, record in before.items()
-        if record.spec.labels.get(protocol.TOPOLOGY) in topologies
+        if (record.spec.labels.get(protocol.TOPOLOGY) in topologies or record.spec.entry in counted)
         and name not in named
         and not record.deleting
     )

@@ -109,7 +109,7 @@ async def test_an_alert_from_before_the_dashboard_connected_is_shown_and_ends(ma
         await big.publish("topic.big", bytes(1_040_000))
         await watch.check()  # announced, and nothing listens yet
         source = source_.ReadModel(Reach(running), history=str(tmp_path), domain="local")
-        reading = asyncio.create_task(source.run())
+        reading = asyncio.create_task(source.feed.run())
 
         async def about() -> list[str]:
             with contextlib.suppress(errors.NotConnected):
@@ -124,14 +124,14 @@ async def test_an_alert_from_before_the_dashboard_connected_is_shown_and_ends(ma
 
         try:
             await eventually(shown)
-            source._lost()  # what is announced while the dashboard is away, it does not hear
+            source.feed._lost()  # what is announced while the dashboard is away, it does not hear
             await big.purge()
             await watch.check()
             await eventually(gone)
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
-            await source.cache.close()
+            await source.feed.cache.close()
 
 
 def test_every_stream_of_ours_has_a_budget_in_the_settings(made):

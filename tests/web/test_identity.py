@@ -55,7 +55,7 @@ def web_state(folder: Path, web_settings: settings.WebSettings) -> request_state
     return request_state.WebState(
         settings=web_settings,
         source=source,
-        actions=actions.ActionRunner(source),
+        actions=actions.ActionRunner(source.feed),
         logins=logins.LoginService(trust.passwords(), folder / "web", web_settings),
         trust=trust,
     )

@@ -275,7 +275,7 @@ async def test_an_act_that_was_carried_out_is_recorded_although_its_request_is_c
 )
 async def test_the_outcome_of_an_act_that_failed(error, outcome):
     link, actions = an_act()
-    before = actions._source.cache.turn("manage")
+    before = actions._feed.cache.turn("manage")
 
     async def act(_bus):
         raise error
@@ -283,7 +283,7 @@ async def test_the_outcome_of_an_act_that_failed(error, outcome):
     with pytest.raises(type(error)):
         await actions.run(OLGA, "apply", "web", act, touches="manage")
     assert [item.outcome for item in link.published] == [outcome]
-    assert actions._source.cache.turn("manage") > before  # it may have been carried out
+    assert actions._feed.cache.turn("manage") > before  # it may have been carried out
 
 
 async def test_a_cancelled_request_does_not_cancel_the_shared_computation():

@@ -45,7 +45,7 @@ async def test_many_searches_of_the_history_leave_threads_to_others(monkeypatch:
     finally:
         ended.set()
         await asyncio.gather(*searches)
-        await source.cache.close()
+        await source.feed.cache.close()
     assert len(began) == len(searches)
 
 
@@ -77,14 +77,14 @@ async def test_one_computation_serves_all_who_list_groups(monkeypatch: pytest.Mo
         await release.wait()
         return rows.MachineSummary(groups=[rows.GroupRow(group="web")])
 
-    monkeypatch.setattr(source.machines, "summary", summary)
+    monkeypatch.setattr(source.feed.machines, "summary", summary)
     call: Any = types.SimpleNamespace(source=source)
     requests = [asyncio.create_task(reports_rest.groups(call)) for _ in range(20)]
     await asyncio.sleep(0)
     release.set()
     assert [row.group for rows_ in await asyncio.gather(*requests) for row in rows_] == ["web"] * 20
     assert computed == 1
-    await source.cache.close()
+    await source.feed.cache.close()
 
 
 @pytest.mark.virtual_time

@@ -21,7 +21,7 @@ from muster.core.telemetry import log
 from muster.supervision import tasks
 from muster.trust.permissions import roles
 from muster.web.auth import sessions
-from muster.web.data import read_model
+from muster.web.data import bus_feed
 
 T = TypeVar("T")
 PART = "web"
@@ -35,8 +35,8 @@ Act = Callable[[api.Bus], Awaitable[T]]
 
 
 class ActionRunner:
-    def __init__(self, source: read_model.ReadModel) -> None:
-        self._source = source
+    def __init__(self, feed: bus_feed.BusFeed) -> None:
+        self._feed = feed
         self._records = tasks.TaskSupervisor(
             "web", handles=lambda error: isinstance(error, errors.MusterError)
         )
@@ -64,9 +64,9 @@ class ActionRunner:
         ):
             try:
                 require_role(session, needs, what)
-                bus = await self._source.link.as_person(session.name, roles.Role.OPERATOR)
+                bus = await self._feed.link.as_person(session.name, roles.Role.OPERATOR)
                 sent = True
-                with self._source.link.using(bus):
+                with self._feed.link.using(bus):
                     result = await act(bus)
                 outcome, why = messages.DecisionOutcome.DONE, ""
             except errors.MusterError as error:
@@ -79,7 +79,7 @@ class ActionRunner:
                 if outcome is messages.DecisionOutcome.IN_DOUBT and not sent:
                     outcome = messages.DecisionOutcome.FAILED
                 if touches and sent:
-                    self._source.cache.touch(touches)
+                    self._feed.cache.touch(touches)
                 if not (service_audits and begun.answered):
                     await self.finish(
                         self.record(session.name, what, target, why, outcome, kind=session.kind)
@@ -109,7 +109,7 @@ class ActionRunner:
     ) -> None:
         """Store a record. A failure to store it does not undo the operation."""
         try:
-            bus = self._source.link.bus
+            bus = self._feed.link.bus
         except errors.NotConnected as error:
             events.error("not-recorded", what=what, target=target, by=who, error=error)
             return

@@ -170,7 +170,7 @@ async def serve(
 ) -> None:
     """Serve on ``listener`` until ``stop`` is set."""
     kept = read_model.ReadModel(location, history=history, domain=domain)
-    runner = actions.ActionRunner(kept)
+    runner = actions.ActionRunner(kept.feed)
 
     failures = measure.counter("web_failed_logins", "Logins with a wrong name or password.")
 
@@ -211,7 +211,7 @@ async def serve(
     if config.ssl is not None:
         served = tls.RenewableTls(config.ssl, web_settings.cert, web_settings.key or None)
         supervisor.loop("certificate", functools.partial(certificates.keep_current, served))
-    supervisor.loop("source", kept.run)
+    supervisor.loop("source", kept.feed.run)
     serving = supervisor.spawn("server", server.serve(sockets=[listener]))
     stopping = supervisor.spawn("stop", stop.wait())
     try:
@@ -221,4 +221,4 @@ async def serve(
         await asyncio.gather(serving, return_exceptions=True)
         await web.actions.close()
         await supervisor.close()
-        await kept.cache.close()
+        await kept.feed.cache.close()

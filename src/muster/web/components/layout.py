@@ -85,7 +85,9 @@ def page(
         )
         for heading, entries in menu_groups
     ]
-    brand = tag("a", tag("b", "Muster"), " ", tag("span", request.web.source.domain), href="/", cls="brand")
+    brand = tag(
+        "a", tag("b", "Muster"), " ", tag("span", request.web.source.feed.domain), href="/", cls="brand"
+    )
     who = tag(
         "div",
         tag("span", request.person.name, " ", tag("span", request.person.role.value, cls="badge calm")),

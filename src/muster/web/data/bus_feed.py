@@ -183,7 +183,7 @@ class BusFeed:
                     }
                     self.load.append((now_s, rates))
 
-    async def _query(
+    async def query(
         self, key: Hashable, tag: str, kept_s: float, ask: Callable[[api.Bus], Awaitable[T]]
     ) -> T:
         async def make() -> T:
@@ -197,7 +197,7 @@ class BusFeed:
 
     # The domain's process
 
-    async def _control(
+    async def ask_domain(
         self, verb: str, ask: Callable[[control.BrokerControl], Awaitable[T]], tag: str = "brokers"
     ) -> T:
         async def call(bus: api.Bus) -> T:
@@ -209,10 +209,10 @@ class BusFeed:
                     hint="the request is repeated automatically",
                 ) from error
 
-        return await self._query(("brokers", verb), tag, 2.0, call)
+        return await self.query(("brokers", verb), tag, 2.0, call)
 
     async def brokers(self) -> list[control.BrokerDescription]:
-        return await self._control("list", lambda domain: domain.brokers())
+        return await self.ask_domain("list", lambda domain: domain.brokers())
 
     async def links(self) -> list[control.LinkRow]:
-        return await self._control("links", lambda domain: domain.links())
+        return await self.ask_domain("links", lambda domain: domain.links())

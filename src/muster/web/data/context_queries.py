@@ -22,17 +22,20 @@ READ_S = bus_feed.READ_S
 T = TypeVar("T")
 
 
-class ContextQueries(bus_feed.BusFeed):
+class ContextQueries:
+    def __init__(self, feed: bus_feed.BusFeed) -> None:
+        self._feed = feed
+
     def _inform(self, bus: api.Bus) -> client.InformClient:
         return client.InformClient(bus, timeout_s=READ_S)
 
     async def information_nodes(self) -> list[protocol.NodeInfo]:
-        return await self._query("nodes", "inform", 2.0, lambda bus: self._inform(bus).nodes())
+        return await self._feed.query("nodes", "inform", 2.0, lambda bus: self._inform(bus).nodes())
 
     async def _as(self, person: sessions.LoginSession) -> api.Bus:
         operates = person.role.covers(sessions.WebRole.OPERATOR)
         role = roles.Role.OPERATOR if operates else roles.Role.VIEWER
-        return await self.link.as_person(person.name, role)
+        return await self._feed.link.as_person(person.name, role)
 
     async def _read(
         self, person: sessions.LoginSession, ask: Callable[[client.InformClient], Awaitable[T]]
@@ -67,7 +70,9 @@ class ContextQueries(bus_feed.BusFeed):
             yield change
 
     async def replicas(self, key: str) -> rows.ReplicaPage:
-        result = await self._query(("replicas", key), "inform", 1.0, lambda bus: self._inform(bus).where(key))
+        result = await self._feed.query(
+            ("replicas", key), "inform", 1.0, lambda bus: self._inform(bus).where(key)
+        )
         return rows.ReplicaPage(
             items=list(map(rows.replica_row, result.replicas)),
             silent=list(result.silent),

@@ -46,9 +46,10 @@ LIMITED = ("manage",)  # data of clients that wait longer for their service if t
 T = TypeVar("T")
 
 
-class ReadModel(context_queries.ContextQueries):
+class ReadModel:
     def __init__(self, location: connections.DomainLocation, *, history: str, domain: str) -> None:
-        super().__init__(location, domain=domain)
+        self.feed = bus_feed.BusFeed(location, domain=domain)
+        self.inform = context_queries.ContextQueries(self.feed)
         self._history = history
         self._sql = sql_runner.SqlRunner(history)
         self._long = turns.WorkTurns(turns.LONG_AT_ONCE, "searches")
@@ -61,7 +62,7 @@ class ReadModel(context_queries.ContextQueries):
         """The result of an operation of a service's table."""
         key = (declared.client, declared.method, *sorted(request.items()))
         limits = {"timeout_s": READ_S} if declared.data in LIMITED else {}
-        return await self._query(
+        return await self.feed.query(
             key, declared.data, KEPT_S, lambda bus: declared.call(bus, request, **limits)
         )
 
@@ -73,7 +74,7 @@ class ReadModel(context_queries.ContextQueries):
     async def resources(
         self, *, where: str = "", after: str = "", limit: int = 50
     ) -> manage_rows.ResourcePage:
-        return await self._query(
+        return await self.feed.query(
             ("resources", where, after, limit),
             "manage",
             5.0,
@@ -82,13 +83,13 @@ class ReadModel(context_queries.ContextQueries):
 
     async def plan(self, manifest: str) -> list[manage_rows.PlanStep]:
         async with self._long.turn():
-            return await manage_client.ManageClient(self.link.bus).plan(manifest)
+            return await manage_client.ManageClient(self.feed.link.bus).plan(manifest)
 
     # Reports
 
     def require_connection(self) -> None:
         """Raise if the domain is not connected: then missing data does not mean that there is none."""
-        _ = self.link.bus
+        _ = self.feed.link.bus
 
     async def system(self) -> reports_columns.SystemReport | None:
         """The report of the pipeline if it is recent, else a report computed from the received batches."""
@@ -96,12 +97,14 @@ class ReadModel(context_queries.ContextQueries):
         if system is not None:
             assert isinstance(system, reports_columns.SystemReport)
             return system
-        return await self.cache.get("system made", "machines", 2.0, self.machines.system)
+        return await self.feed.cache.get("system made", "machines", 2.0, self.feed.machines.system)
 
     async def group(self, name: str) -> reports_columns.GroupReport:
         group: Any = await self._latest("group", name)
         if group is None:
-            group = await self.cache.get(("made", name), "machines", 2.0, lambda: self.machines.group(name))
+            group = await self.feed.cache.get(
+                ("made", name), "machines", 2.0, lambda: self.feed.machines.group(name)
+            )
         if group is None:
             raise errors.NotFound(f"no report of the group {name!r}")
         assert isinstance(group, reports_columns.GroupReport)
@@ -114,14 +117,14 @@ class ReadModel(context_queries.ContextQueries):
             pipeline = pipeline_client.PipelineClient(bus)
             return await (pipeline.system() if scope == "system" else pipeline.group(name))
 
-        report = await self._query(("latest", scope, name), "reports", 5.0, ask)
+        report = await self.feed.query(("latest", scope, name), "reports", 5.0, ask)
         if report is None:
             return None
         window_ms = max(60_000, 5 * (report.to_ms - report.from_ms))
         return report if report.to_ms + window_ms > time.time() * 1000 else None
 
     async def node(self, machine: str) -> messages.NodeReport:
-        node = await self.machines.node(machine)
+        node = await self.feed.machines.node(machine)
         if node is None:
             raise errors.NotFound(f"no report of the machine {machine!r}", hint="search the history")
         return node
@@ -152,7 +155,7 @@ class ReadModel(context_queries.ContextQueries):
                         return await then.group(name)
                 return await then.node(name)
 
-        report = await self._query(("at", scope, name, at_ms, window_s), "past", 60.0, ask)
+        report = await self.feed.query(("at", scope, name, at_ms, window_s), "past", 60.0, ask)
         if report is None:
             raise errors.NotFound(
                 f"no report of the {scope} {name} in the {units.rounded_duration(window_s)} before this time"
@@ -181,7 +184,7 @@ class ReadModel(context_queries.ContextQueries):
         return sorted(alerts, key=alert_order)
 
     async def _budget_alerts(self) -> list[messages.Alert]:
-        return await self._control("alerts", lambda domain: domain.alerts(), "alerts")
+        return await self.feed.ask_domain("alerts", lambda domain: domain.alerts(), "alerts")
 
     async def judged(self) -> bool:
         """Whether a pipeline runs, which evaluates rules."""
@@ -208,10 +211,12 @@ class ReadModel(context_queries.ContextQueries):
             for severity in messages.Severity
         }
         return rows_.FleetOverview(
-            domain=self.domain,
-            connected=self.link.is_up,
-            machines=await self.cache.get("machine summary", "machines", 2.0, self.machines.summary),
-            reports_per_s=self.machines.rows_per_s(),
+            domain=self.feed.domain,
+            connected=self.feed.link.is_up,
+            machines=await self.feed.cache.get(
+                "machine summary", "machines", 2.0, self.feed.machines.summary
+            ),
+            reports_per_s=self.feed.machines.rows_per_s(),
             resources=await known("resources", self.read(manage_operations.SUMMARY)),
             alerts=None if alerts is None else counts,
             missing=missing,
@@ -235,7 +240,7 @@ class ReadModel(context_queries.ContextQueries):
 
         query = search.HistorySearch(kind, where or "TRUE", from_ms, to_ms, columns)
         limit = min(limit, history_reader.ROWS_MAX)
-        return await self.cache.get(
+        return await self.feed.cache.get(
             ("history", query, limit, cursor),
             "history",
             5.0,
@@ -247,7 +252,7 @@ class ReadModel(context_queries.ContextQueries):
     ) -> list[rows_.PlotPoint]:
         """A metric of a scope over time, downsampled to at most ``points`` rows, oldest first."""
         query = history_reader.rollup_query(scope, name, metric, from_ms)
-        return await self.cache.get(
+        return await self.feed.cache.get(
             ("plot", query, metric, points),
             "history",
             10.0,
@@ -256,7 +261,7 @@ class ReadModel(context_queries.ContextQueries):
 
     async def sql(self, text: str, *, rows: int, as_of_ms: int | None = None) -> sql_runner.SqlRows:
         """The result of a query over the tables of the history."""
-        return await self.cache.get(
+        return await self.feed.cache.get(
             ("sql", text, rows, as_of_ms),
             "history",
             30.0,
@@ -267,9 +272,9 @@ class ReadModel(context_queries.ContextQueries):
 
     async def capacity(self) -> rows_.CapacityView:
         """The worst case of the model and the measurements of the last minutes."""
-        producers = await self._query("producers", "producers", 10.0, monitor_client.find)
-        seconds = self.machines.seconds()
-        active = [level for level, at_s in self.machines.levels.items() if time.time() - at_s < 120]
+        producers = await self.feed.query("producers", "producers", 10.0, monitor_client.find)
+        seconds = self.feed.machines.seconds()
+        active = [level for level, at_s in self.feed.machines.levels.items() if time.time() - at_s < 120]
         holds_s = dict.fromkeys(range(1, 1 + max(active, default=0)), 0.0)
         for producer in producers:
             holds_s[producer.level] = max(holds_s.get(producer.level, 0.0), producer.hold_s)
@@ -301,7 +306,7 @@ class ReadModel(context_queries.ContextQueries):
     async def receivers(
         self, where: str, *, prefix: str = "", after: str = "", limit: int
     ) -> notify_rows.ReceiverList:
-        return await self._query(
+        return await self.feed.query(
             ("receivers", where, prefix, after, limit),
             "notify",
             2.0,
@@ -312,7 +317,7 @@ class ReadModel(context_queries.ContextQueries):
         self, address: str, *, event: notify_protocol.SendEvent | None, sender: str, limit: int
     ) -> notify_rows.ReceiverMatches:
         key = ("who", address, sender, limit, event and (event.type, str(event.content)))
-        result = await self._query(
+        result = await self.feed.query(
             key,
             "notify",
             1.0,
@@ -323,7 +328,7 @@ class ReadModel(context_queries.ContextQueries):
     async def explain(
         self, event: notify_protocol.SendEvent, *, sender: str, receiver: str
     ) -> notify_rows.DeliveryExplanation:
-        return await self._query(
+        return await self.feed.query(
             ("explain", event.address, event.type, str(event.content), sender, receiver),
             "notify",
             1.0,
@@ -338,7 +343,7 @@ class ReadModel(context_queries.ContextQueries):
         async def ask(bus: api.Bus) -> message_protocol.DispatcherReply:
             return await dispatcher_calls.call(bus, message_protocol.read_subject, request)
 
-        return await self._query(("message", key), "message", 1.0, ask)
+        return await self.feed.query(("message", key), "message", 1.0, ask)
 
     async def queues(self, person: sessions.LoginSession) -> list[listings.QueueRow]:
         queues = (await self._dispatcher("queues", message_protocol.ListQueues())).queues

@@ -15,10 +15,10 @@ def brokers(request: page.PageRequest) -> page.DashboardPage:
     source = request.web.source
 
     def rates() -> dict[str, float]:
-        return source.load[-1][1] if source.load else {}
+        return source.feed.load[-1][1] if source.feed.load else {}
 
     async def picture() -> Markup:
-        running, links = await source.brokers(), await source.links()
+        running, links = await source.feed.brokers(), await source.feed.links()
         now = rates()
         through = {
             broker.name: now.get(f"{broker.name} in", 0.0) + now.get(f"{broker.name} out", 0.0)
@@ -52,7 +52,7 @@ def brokers(request: page.PageRequest) -> page.DashboardPage:
     async def listed() -> Markup:
         now = rates()
         return records.table(
-            await source.brokers(),
+            await source.feed.brokers(),
             (*operations.BROKERS.columns, "cpu_percent", "memory_bytes"),
             cells={
                 "pid": lambda broker: broker.pid,
@@ -65,26 +65,28 @@ def brokers(request: page.PageRequest) -> page.DashboardPage:
 
     async def links() -> Markup:
         return records.table(
-            (await source.links())[:200],
+            (await source.feed.links())[:200],
             operations.LINKS.columns,
             cells={"up": lambda link: widgets.badge("up" if link.up else "down")},
             label="Links",
             none=widgets.empty(
                 "There are no links."
-                if len(await source.brokers()) > 1
+                if len(await source.feed.brokers()) > 1
                 else "A single broker needs no links.",
                 join("Link two brokers: ", tag("code", "muster broker link A B"), "."),
             ),
         )
 
     async def load() -> Markup:
-        names = sorted({name for _, measured in source.load for name in measured if name.endswith(" in")})[:3]
+        names = sorted(
+            {name for _, measured in source.feed.load for name in measured if name.endswith(" in")}
+        )[:3]
         return join(
             charts.lines(
                 [
                     charts.ChartLine(
                         name.removesuffix(" in"),
-                        [(at, measured.get(name)) for at, measured in source.load],
+                        [(at, measured.get(name)) for at, measured in source.feed.load],
                         f"line-{index + 1}",
                     )
                     for index, name in enumerate(names)

@@ -22,7 +22,7 @@ def contexts(request: page.PageRequest) -> page.DashboardPage:
     where = request.parameter("where")
 
     async def nodes() -> Markup:
-        infos = await source.information_nodes()
+        infos = await source.inform.information_nodes()
         most = max((node.load.contexts + node.temporary for node in infos), default=1) or 1
         rows: list[list[Child]] = [
             [
@@ -46,7 +46,9 @@ def contexts(request: page.PageRequest) -> page.DashboardPage:
         )
 
     async def rows() -> Markup:
-        result = await source.contexts(request.person, where, limit=SHOWN, after=request.parameter("after"))
+        result = await source.inform.contexts(
+            request.person, where, limit=SHOWN, after=request.parameter("after")
+        )
         silent = result.silent
         return join(
             widgets.problem(
@@ -142,7 +144,7 @@ def context(request: page.PageRequest) -> page.DashboardPage:
     source = request.web.source
 
     async def value() -> Markup:
-        current = await source.context(request.person, key)
+        current = await source.inform.context(request.person, key)
         row = _row(current)
         return join(
             tag("pre", row.value if row.value is not None else row.value_base64 or ""),
@@ -159,7 +161,7 @@ def context(request: page.PageRequest) -> page.DashboardPage:
         )
 
     async def replicas() -> Markup:
-        result = await source.replicas(key)
+        result = await source.inform.replicas(key)
         replicas, silent = result.items, result.silent
         demand_max = max((sum(replica.demand.values()) for replica in replicas), default=1) or 1
         return join(
@@ -185,10 +187,12 @@ def context(request: page.PageRequest) -> page.DashboardPage:
 
     async def past() -> Markup:
         try:
-            version = (await source.context(request.person, key)).version
+            version = (await source.inform.context(request.person, key)).version
         except errors.NotFound:  # deleted: its history still exists
             version = 0
-        history = await source.context_history(request.person, key, after=max(0, version - PAST), limit=None)
+        history = await source.inform.context_history(
+            request.person, key, after=max(0, version - PAST), limit=None
+        )
         return records.table(
             history.items[: -PAST - 1 : -1],
             operations.VERSIONS,
@@ -198,7 +202,7 @@ def context(request: page.PageRequest) -> page.DashboardPage:
         )
 
     async def anew() -> Markup:
-        current = await source.context(request.person, key, max_staleness_s=0.0)
+        current = await source.inform.context(request.person, key, max_staleness_s=0.0)
         _row(current)  # raises if it is too long
         return _writing(request, current)
 

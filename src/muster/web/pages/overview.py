@@ -26,8 +26,10 @@ def overview(request: page.PageRequest) -> page.DashboardPage:
     source = request.web.source
 
     async def figures() -> Markup:
-        machines = await source.cache.get("machine summary", "machines", 2.0, source.machines.summary)
-        rates = source.load[-1][1] if source.load else {}
+        machines = await source.feed.cache.get(
+            "machine summary", "machines", 2.0, source.feed.machines.summary
+        )
+        rates = source.feed.load[-1][1] if source.feed.load else {}
         through = sum(rate for name, rate in rates.items() if name.endswith(" in"))
         stale = machines.stale
         return widgets.tiles(
@@ -48,13 +50,15 @@ def overview(request: page.PageRequest) -> page.DashboardPage:
             await _resources(source),
             await _alerts(source),
             widgets.tile(
-                "Reports", widgets.rate(source.machines.rows_per_s()), "at the root", href="/pipeline"
+                "Reports", widgets.rate(source.feed.machines.rows_per_s()), "at the root", href="/pipeline"
             ),
             widgets.tile("Messages", widgets.rate(through), "into the brokers", href="/brokers"),
         )
 
     async def machines() -> Markup:
-        summary = await source.cache.get("machine summary", "machines", 2.0, source.machines.summary)
+        summary = await source.feed.cache.get(
+            "machine summary", "machines", 2.0, source.feed.machines.summary
+        )
         if not summary.machines:
             source.require_connection()
             return widgets.empty(
@@ -87,7 +91,7 @@ def overview(request: page.PageRequest) -> page.DashboardPage:
         )
 
     async def through() -> Markup:
-        times = [(at, rates) for at, rates in source.load]
+        times = [(at, rates) for at, rates in source.feed.load]
         into = [(at, sum(r for n, r in rates.items() if n.endswith(" in"))) for at, rates in times]
         out = [(at, sum(r for n, r in rates.items() if n.endswith(" out"))) for at, rates in times]
         return charts.lines(
@@ -97,7 +101,7 @@ def overview(request: page.PageRequest) -> page.DashboardPage:
         )
 
     async def ages() -> Markup:
-        seconds = latest_reports.merged(source.machines.seconds(), AGES_STEP_S)
+        seconds = latest_reports.merged(source.feed.machines.seconds(), AGES_STEP_S)
         return charts.lines(
             [
                 charts.ChartLine("median", [(second.at_s, second.p50_s) for second in seconds], "line-1"),
@@ -108,7 +112,7 @@ def overview(request: page.PageRequest) -> page.DashboardPage:
         )
 
     async def metrics() -> Markup:
-        systems = list(source.systems)
+        systems = list(source.feed.systems)
         if not systems:
             return await _no_system(source)
         names = watched_metrics(systems)
@@ -132,7 +136,7 @@ def overview(request: page.PageRequest) -> page.DashboardPage:
         return join(listed, widgets.more_link("All alerts", "/alerts") if alerts else None)
 
     async def changes() -> Markup:
-        recent = list(source.changes)[-CHANGES_SHOWN:]
+        recent = list(source.feed.changes)[-CHANGES_SHOWN:]
         if not recent:
             return widgets.empty("No resource has changed its state since the web process started.")
         return tag(

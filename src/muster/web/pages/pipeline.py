@@ -92,7 +92,7 @@ def progress(request: page.PageRequest) -> page.DashboardPage:
 
     def series(name: str, words: str, look: str) -> charts.ChartLine:
         return charts.ChartLine(
-            words, [(batch.at_ms / 1000, getattr(batch, name)) for batch in source.batches], look
+            words, [(batch.at_ms / 1000, getattr(batch, name)) for batch in source.feed.batches], look
         )
 
     async def times() -> Markup:
@@ -219,7 +219,7 @@ def history(request: page.PageRequest) -> page.DashboardPage:
 
 def _metrics(source: read_model.ReadModel, chosen: str) -> list[str]:
     """The standard metrics and those specific to this fleet."""
-    newest = next(reversed(source.systems), None)
+    newest = next(reversed(source.feed.systems), None)
     own = set(newest[1]) if newest is not None else set()
     return list(
         dict.fromkeys([*sorted({chosen, *own} - {*columns.STANDARD_METRICS}), *columns.STANDARD_METRICS])
@@ -241,7 +241,7 @@ def _ms(moment: str) -> int:
 
 async def _which(source: read_model.ReadModel, scope: str, metric: str, last: str) -> Markup:
     """A group or zone has to be selected."""
-    summary = await source.cache.get("machine summary", "machines", 2.0, source.machines.summary)
+    summary = await source.feed.cache.get("machine summary", "machines", 2.0, source.feed.machines.summary)
     names = [group.group for group in summary.groups[:20]] if scope == "group" else []
     links = [
         widgets.link(name, "/history", scope=scope, name=name, metric=metric, last=last) for name in names

@@ -43,7 +43,9 @@ def tree(request: page.PageRequest) -> page.DashboardPage:
         )
 
     async def groups() -> Markup:
-        summary = await source.cache.get("machine summary", "machines", 2.0, source.machines.summary)
+        summary = await source.feed.cache.get(
+            "machine summary", "machines", 2.0, source.feed.machines.summary
+        )
         if not summary.groups:
             source.require_connection()
         largest = max((row.machines for row in summary.groups), default=1)
@@ -88,7 +90,7 @@ def _filter(request: page.PageRequest, **kept: str) -> Markup:
 
 def _machines(request: page.PageRequest, group: str) -> page.PageSection:
     async def machines() -> Markup:
-        rows, total, next_ = await request.web.source.machines.page(
+        rows, total, next_ = await request.web.source.feed.machines.page(
             group=group, state=request.parameter("state"), after=request.parameter("after"), limit=SHOWN
         )
         if not rows:

@@ -175,7 +175,7 @@ def managers(request: page.PageRequest) -> page.DashboardPage:
         now_s = time.time()
         moves = [
             record
-            for record in source.decisions
+            for record in source.feed.decisions
             if record.what in MOVES and now_s - record.at_ms / 1000 < TIMELINE_S
         ]
         names = [manager.name for manager in await source.read(operations.MANAGERS)]
@@ -237,7 +237,9 @@ def managers(request: page.PageRequest) -> page.DashboardPage:
 
 def recent_decisions(request: page.PageRequest, *, target: str) -> Markup:
     records_ = [
-        record for record in reversed(request.web.source.decisions) if target in record.target.split(", ")
+        record
+        for record in reversed(request.web.source.feed.decisions)
+        if target in record.target.split(", ")
     ][:20]
     return records.table(
         records_,

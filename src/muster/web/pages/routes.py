@@ -158,14 +158,14 @@ async def live(request: Request) -> Response:
         due: dict[str, float] = {}
         turns: dict[str, int] = {}
         tags = sorted({name for section in made.sections for name in (*section.tags, "link")})
-        with source.changes_of(*tags) as touched:
+        with source.feed.changes_of(*tags) as touched:
             while True:
                 touched.clear()
                 now_s = time.monotonic()
                 changed: dict[str, str] = {}
                 looked: list[page.PageSection] = []
                 for section in made.sections:
-                    turn = sum(source.cache.turn(name) for name in (*section.tags, "link"))
+                    turn = sum(source.feed.cache.turn(name) for name in (*section.tags, "link"))
                     if turns.get(section.id) != turn or now_s >= due.get(section.id, 0.0):
                         turns[section.id], due[section.id] = turn, now_s + section.every_s
                         looked.append(section)
@@ -178,7 +178,7 @@ async def live(request: Request) -> Response:
                         shown[section.id] = digest
                         changed[section.id] = str(inside)
                 yield event_stream.event(
-                    {"sections": changed, "connected": source.link.is_up}, name="sections"
+                    {"sections": changed, "connected": source.feed.link.is_up}, name="sections"
                 )
                 await asyncio.sleep(LIVE_S)
                 wait_s = max(0.0, min(due.values(), default=now_s + 5.0) - time.monotonic())
@@ -224,7 +224,7 @@ async def _login_page(
 ) -> Response:
     web = request_state.state_of(request)
     made = layout.login(
-        domain=web.source.domain,
+        domain=web.source.feed.domain,
         next_=_within(next_),
         problem=error.message if error else "",
         hint=(error.hint or "") if error else "",

@@ -33,11 +33,11 @@ async def activity(
 def select(
     web: request_state.WebState, *, who: str = "", what: str = "", target: str = ""
 ) -> list[messages.Decision]:
-    if not web.source.decisions:
+    if not web.source.feed.decisions:
         web.source.require_connection()
     return [
         record
-        for record in reversed(web.source.decisions)
+        for record in reversed(web.source.feed.decisions)
         if (not who or who in (record.who, record.on_behalf_of))
         and (not what or record.what == what)
         and target in record.target

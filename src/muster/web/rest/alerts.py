@@ -50,7 +50,7 @@ router.operation("GET /pipeline/progress", operations.PROGRESS)
 async def batches(
     call: request_state.Call, limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
 ) -> route.RowPage[protocol.BatchProgress]:
-    newest_first = list(reversed(call.source.batches))
+    newest_first = list(reversed(call.source.feed.batches))
     rows, next_ = base.behind(
         newest_first, cursor, limit, lambda reported: f"{reported.at_ms}-{reported.batch}"
     )

@@ -83,14 +83,14 @@ async def _write(call: request_state.Call, what: str, key: str, if_match: str | 
 async def contexts(
     call: request_state.Call, where: base.Where = "", limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
 ) -> rows.ContextPage:
-    return await call.source.contexts(call.person, where, limit=limit, after=cursor)
+    return await call.source.inform.contexts(call.person, where, limit=limit, after=cursor)
 
 
 @router.of("GET /contexts/{key:text}", "Read a context")
 async def context(
     call: request_state.Call, key: Key, max_staleness_s: MaxStaleness = None
 ) -> route.Versioned[rows.ContextRow]:
-    current = await call.source.context(call.person, key, max_staleness_s=max_staleness_s)
+    current = await call.source.inform.context(call.person, key, max_staleness_s=max_staleness_s)
     return route.Versioned(rows.context_row(current), current.version)
 
 
@@ -139,17 +139,17 @@ async def delete_context(call: request_state.Call, key: Key, if_match: base.IfMa
 async def history(
     call: request_state.Call, key: Key, limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
 ) -> rows.ContextHistoryPage:
-    return await call.source.context_history(call.person, key, after=base.number(cursor), limit=limit)
+    return await call.source.inform.context_history(call.person, key, after=base.number(cursor), limit=limit)
 
 
 @router.of("GET /context-replicas/{key:text}", "List the replicas of a context, the primary first")
 async def replicas(call: request_state.Call, key: Key) -> rows.ReplicaPage:
-    return await call.source.replicas(key)
+    return await call.source.inform.replicas(key)
 
 
 @router.of("GET /information-nodes", "List information nodes and their load", key=("node",))
 async def nodes(call: request_state.Call) -> list[protocol.NodeInfo]:
-    return await call.source.information_nodes()
+    return await call.source.inform.information_nodes()
 
 
 # Service entries
@@ -159,7 +159,7 @@ async def nodes(call: request_state.Call) -> list[protocol.NodeInfo]:
 async def entries(
     call: request_state.Call, where: base.Where = "", limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
 ) -> rows.ServiceEntryPage:
-    return await call.source.entries(call.person, where, limit=limit, after=cursor)
+    return await call.source.inform.entries(call.person, where, limit=limit, after=cursor)
 
 
 EntryId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_.:-]{1,200}$")]
@@ -167,7 +167,7 @@ EntryId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_.:-]{1,200}$")]
 
 @router.of("GET /services/{id}", "Read a service entry")
 async def entry(call: request_state.Call, id: EntryId) -> route.Versioned[rows.ServiceEntryRow]:
-    current = await call.source.entry(call.person, id)
+    current = await call.source.inform.entry(call.person, id)
     return route.Versioned(current, current.version)
 
 

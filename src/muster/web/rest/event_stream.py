@@ -127,7 +127,7 @@ async def watch(
     call: request_state.Call,
     what: Literal["resources", "alerts", "pipeline", "activity", "budgets"],
 ) -> StreamingResponse:
-    bus = call.source.link.bus
+    bus = call.source.feed.link.bus
     subject, kind = _WATCHED[what]
 
     async def changes() -> AsyncIterator[bytes]:
@@ -152,7 +152,7 @@ async def watch_context(
     after = base.number(last_event_id) or after_version  # a browser that reconnects sends its last event
 
     async def changes() -> AsyncIterator[bytes]:
-        async for change in call.source.watch(call.person, key, after_version=after):
+        async for change in call.source.inform.watch(call.person, key, after_version=after):
             yield event(rows.change_row(change), name="context", id=str(change.version))
 
     return stream(request, call.person, changes)

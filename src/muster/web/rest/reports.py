@@ -69,7 +69,7 @@ async def system(call: request_state.Call, past: Past) -> reports_columns.System
 @router.of("GET /reports/groups", "List groups with counts", key=("group",))
 async def groups(call: request_state.Call) -> list[rows_.GroupRow]:
     source = call.source
-    summary = await source.cache.get("machine summary", "machines", 2.0, source.machines.summary)
+    summary = await source.feed.cache.get("machine summary", "machines", 2.0, source.feed.machines.summary)
     if not summary.groups:
         call.source.require_connection()
     return summary.groups
@@ -90,7 +90,9 @@ async def nodes(
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> route.RowPage[rows_.MachineRow]:
-    rows, total, next_ = await call.source.machines.page(group=group, state=state_, after=cursor, limit=limit)
+    rows, total, next_ = await call.source.feed.machines.page(
+        group=group, state=state_, after=cursor, limit=limit
+    )
     if not rows:
         call.source.require_connection()
     return route.RowPage(rows, next_, total)

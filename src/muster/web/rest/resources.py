@@ -173,7 +173,7 @@ class LinkBody(StrictBody):
 
 @router.of("GET /brokers", "List the brokers of the domain", key=("name",))
 async def brokers(call: request_state.Call) -> list[control.BrokerRow]:
-    return [_without_paths(broker) for broker in await call.source.brokers()]
+    return [_without_paths(broker) for broker in await call.source.feed.brokers()]
 
 
 def _without_paths(broker: control.BrokerDescription) -> control.BrokerRow:
@@ -195,7 +195,7 @@ async def stop_broker(call: request_state.Call, name: base.ResourceName) -> cont
 
 @router.of("GET /links", "List the links between brokers", key=("id",))
 async def links(call: request_state.Call) -> list[control.LinkRow]:
-    return await call.source.links()
+    return await call.source.feed.links()
 
 
 router.operation("POST /links", broker_operations.LINK, body=LinkBody, status=201, needs=ADMIN)

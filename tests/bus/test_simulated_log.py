@@ -35,7 +35,7 @@ class Checker:
         self.acknowledged: dict[bytes, int] = {}
         self.refused: set[bytes] = set()
         self.epochs = itertools.count(1)
-        self.owners = self.repeats = self.trims = 0
+        self.owners = self.repeats = self.trims = self.confirmed = 0
 
     def applied(self, record: pages.OwnedRecord, version: int) -> None:
         known = self.values.setdefault(version, record)
@@ -97,6 +97,19 @@ async def node(name: str, net: network.SimulatedNetwork, checker: Checker, chanc
             checker.acknowledged[value] = int(position)
             await asyncio.sleep(chance.choice([0, 0, 0.01]))
 
+    async def confirm(log: owned_log.OwnedLog) -> None:
+        await asyncio.sleep(chance.choice([0, 0, 0.01]))
+        if not log.is_owned:
+            return
+        acknowledged = max(checker.acknowledged.values(), default=0)
+        try:
+            await log.confirm()
+        except errors.Unavailable:
+            assert not log.is_owned, "an owner was refused"
+        else:
+            checker.confirmed += 1
+            assert log.position > acknowledged, "confirmed without what was acknowledged before"
+
     while True:
         log = None
         try:
@@ -111,7 +124,8 @@ async def node(name: str, net: network.SimulatedNetwork, checker: Checker, chanc
                         checker.owners += 1
                         checker.history.append(f"{asyncio.get_running_loop().time():.3f} {name} owns {epoch}")
                     if log.is_owned:
-                        await asyncio.gather(*(write(log) for _ in range(chance.randint(1, 4))))
+                        writes = [write(log) for _ in range(chance.randint(1, 4))]
+                        await asyncio.gather(*writes, *(confirm(log) for _ in range(2)))
                     if chance.random() < 0.1:
                         break
         except errors.Unavailable:
@@ -168,14 +182,16 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("first", range(0, 12, 4))
 def test_acknowledged_records_stay_and_each_is_there_once(first: int):
-    owners = trims = 0
+    owners = trims = confirmed = 0
     for seed in range(first, first + 4):
         try:
             checker = run(seed)
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
         owners, trims = owners + checker.owners, trims + checker.trims
+        confirmed += checker.confirmed
     assert owners > 20
+    assert confirmed > 20
     assert trims > 0
 
 

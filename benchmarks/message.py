@@ -81,6 +81,7 @@ def _roads(url: str, broker_pid: int, quick: bool) -> list[harness.Row]:
         dispatcher.hear()
         rows = _tried(_light, url, quick)
         rows += _tried(_persistent, url, quick)
+        rows += _tried(_transactions, url, quick)
         with measure.Worker(WORKER, "gateway", url) as gateway:
             port = gateway.hear()["port"]
             rows += _tried(_batching, port, gateway, quick)
@@ -197,6 +198,33 @@ def _persistent(url: str, quick: bool) -> list[harness.Row]:
                 )
             ],
         )
+
+
+def _transactions(url: str, quick: bool) -> list[harness.Row]:
+    """What a transaction to several queues costs, beside one to a single queue."""
+    count = 100 if quick else 500
+    took_ms: dict[int, float] = {}
+    with measure.Worker(WORKER, "transactions", url) as sender:
+        sender.hear()
+        for queues in (1, 8):
+            sender.tell([50, queues])  # warms up
+            sender.hear(timeout_s=120)
+            sender.tell([count, queues])
+            took_ms[queues] = measure.percentile(sender.hear(timeout_s=120)["took_ms"], 50)
+    return harness.under(
+        f"one session, {count} transactions of one message of 100 B to each queue, one after the other; "
+        "nats-server syncs each before it is acknowledged",
+        [
+            harness.Row(
+                metric="commit of a transaction to 8 queues, p50",
+                ours=took_ms[8],
+                unit="ms",
+                better="lower",
+                peer=took_ms[1],
+                peer_name="to one queue",
+            )
+        ],
+    )
 
 
 def _batching(port: int, gateway: measure.Worker, quick: bool) -> list[harness.Row]:

@@ -179,6 +179,25 @@ async def sender(url: str) -> None:
     await connection.close()
 
 
+async def transactions(url: str) -> None:
+    """``[transactions, queues]``: of one persistent message to each queue, one after the other."""
+    connection = await _connect(url, f"transactions{os.getpid()}")
+    session = connection.session(client_api.AcknowledgeMode.TRANSACTED)
+    say({})
+    while (command := await hear()) is not None:
+        count, queues = command
+        producers = [session.producer(destinations.queue(f"together.{number}")) for number in range(queues)]
+        took_ms = []
+        for _ in range(count):
+            for producer in producers:
+                await producer.send("x" * 100)
+            began = time.perf_counter()
+            await session.commit()
+            took_ms.append(1000 * (time.perf_counter() - began))
+        say({"took_ms": took_ms})
+    await connection.close()
+
+
 async def durables(url: str) -> None:
     """A number: so many durable subscriptions there are then, each for a region of its own."""
     connections = [
@@ -233,6 +252,7 @@ ROLES: dict[str, Callable[[str], Awaitable[None]]] = {
     "subscriber": subscriber,
     "publisher": publisher,
     "sender": sender,
+    "transactions": transactions,
     "durables": durables,
 }
 

@@ -21,6 +21,7 @@ from muster.app.operations import systemd_unit
 from muster.bus.client import counters
 from muster.cli import main
 from muster.core.telemetry import metrics
+from muster.manage.agent import resource_metrics
 from muster.pipeline.job import progress_metrics
 from muster.testing.plugin import require_part
 from tests import debian
@@ -48,6 +49,7 @@ def exported() -> set[str]:
     tables = metrics.Metrics(process=True)
     counters.ConnectionCounters(tables)
     progress_metrics.ProgressMetrics(tables)
+    resource_metrics.ResourceMetrics(tables, {})
     text = tables.exposition()[1].decode()
     return actual | set(re.findall(r"^# HELP (\w+)", text, re.MULTILINE))
 

@@ -11,12 +11,14 @@ import signal
 import subprocess
 import termios
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from prometheus_client import parser
 
 from muster.core import errors
 from tests.cli import driver
@@ -131,6 +133,21 @@ def on_a_terminal(shell: Shell, *words: str) -> str:
     return seen.decode("utf-8", "replace")
 
 
+def metrics_of_agent(shell: Shell) -> dict[tuple[str, str], float]:
+    """The metrics of resources, as Prometheus gets them from the agent's page."""
+    files = shell.home.glob("*/run/pages/*.json")
+    pages = [page for file in files for page in json.loads(file.read_text())]
+    (address,) = next(page["targets"] for page in pages if page["labels"]["process"] == "agent-local")
+    with urllib.request.urlopen(f"http://{address}/metrics") as page:
+        families = parser.text_string_to_metric_families(page.read().decode())
+        return {
+            (sample.name, sample.labels["resource"]): sample.value
+            for family in families
+            for sample in family.samples
+            if "resource" in sample.labels
+        }
+
+
 def rows(actual: Any) -> list[dict[str, Any]]:
     return actual if isinstance(actual, list) else [actual]
 
@@ -173,6 +190,9 @@ def test_a_users_day(shell: Shell, tmp_path: Path) -> None:
     ) == [{"group": "data", "n": 1, "zone": "default"}, {"group": "web", "n": 2, "zone": "default"}]
     assert shell("logs", "db") == {"resource": "db", "line": "ready"}
     assert "db     ready\n" in shell.text("logs", "db", "web-1", "-n", "5", "--since", "5m")
+    sampled = shell.until(lambda: metrics_of_agent(shell).get(("muster_resource_memory_bytes", "web-1")))
+    assert sampled > 1 << 16
+    assert metrics_of_agent(shell)[("muster_resource_up", "web-1")] == 1
     shown = shell.text("get")
     assert "web-1" in shown
     assert "up" in shown

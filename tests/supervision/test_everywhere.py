@@ -396,7 +396,7 @@ async def test_a_failure_of_each_loop_of_management_is_counted_shown_and_followe
     await fleet.registry()
     await fleet.registry("registry-2")  # follows the log
     await fleet.manager()
-    await fleet.agent(broker_access=broker_access)
+    await fleet.agent(broker_access=broker_access, measure=metrics.Metrics())
     page = await server.serve({"/": lambda _: server.text("ok")}, "127.0.0.1", 0)
     async with page:
         checked = f"      health: {{kind: http, url: 'http://127.0.0.1:{page.port}/'}}\n"

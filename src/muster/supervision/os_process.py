@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import dataclasses
 import functools
 import grp
 import os
@@ -13,7 +14,7 @@ import pathlib
 import pwd
 import signal
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from muster.core import errors
 from muster.supervision import responsiveness
@@ -105,7 +106,7 @@ class ProcessAccount:
 
     user: int = -1
     group: int = -1
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def account(user: str, group: str) -> ProcessAccount:
@@ -199,6 +200,44 @@ def members(mark: str, session: int | None = None) -> list[int]:
             ):
                 processes.append((int(fields[19]), int(folder.name)))
     return [pid for _, pid in sorted(processes)]
+
+
+@dataclass(frozen=True, slots=True)
+class RunUsage:
+    """What the processes of a run use."""
+
+    processes: int = 0
+    cpu_s: float = 0.0
+    memory_bytes: int = 0
+
+    def since(self, before: RunUsage) -> RunUsage:
+        """The usage now, with a total that has not decreased: the time of an orphan is lost when it ends."""
+        return dataclasses.replace(self, cpu_s=max(self.cpu_s, before.cpu_s))
+
+
+def usage(runs: Mapping[str, str | int]) -> dict[str, RunUsage]:
+    """What each run uses, by its name; a run is the mark of its processes, or one process by its pid. Blocks.
+    A run without a process is omitted."""
+    names = {run: name for name, run in runs.items()}
+    prefix, tick_s, page = f"{MARK}=".encode(), 1 / os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+    used: dict[str, RunUsage] = {}
+    for folder in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):
+            name = names.get(int(folder.name))
+            if name is None:
+                entries = (folder / "environ").read_bytes().split(b"\0")
+                mark = next((entry for entry in entries if entry.startswith(prefix)), b"")
+                name = names.get(mark.removeprefix(prefix).decode())
+            if name is None:
+                continue
+            fields = _fields((folder / "stat").read_text())
+            so_far = used.get(name, RunUsage())
+            used[name] = RunUsage(
+                so_far.processes + (fields[0] not in "ZX"),
+                so_far.cpu_s + sum(map(int, fields[11:15])) * tick_s,  # with that of children that have ended
+                so_far.memory_bytes + int(fields[21]) * page,
+            )
+    return used
 
 
 def marks() -> set[str]:

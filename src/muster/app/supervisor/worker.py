@@ -154,6 +154,7 @@ async def run(task: WorkerConfig, stop: asyncio.Event, ready: Callable[[], None]
                     machine=machine_id(),
                     broker_access=lambda: asyncio.to_thread(broker_access, pathlib.Path(task.keys)),
                     keep_peer=await connect_directly(stack, direct, bus),
+                    measure=measure,
                 )
             case "information-node":
                 direct = direct_bus.DirectBus(bus, bus.identity, lambda _: "")

@@ -158,6 +158,7 @@ async def _run(
             beat_s=beat_s,
             machine=await asyncio.to_thread(app_managing.machine_id),
             keep_peer=keep_peer,
+            measure=measure,
         )
         async with running:
             invocation.printer.item(

@@ -34,6 +34,10 @@ DURATION_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*\Z")
 
 
+#: Returns values by labels.
+ValueSource = Callable[[], Mapping[tuple[str, ...], float]]
+
+
 class _Metric:
     """A metric with one child for each combination of labels."""
 
@@ -122,19 +126,26 @@ class Metrics:
     ) -> Histogram:
         return self._metric(Histogram, self._client.Histogram, name, words, labels, buckets=tuple(buckets))
 
-    def counter_from(
-        self,
-        name: str,
-        description: str,
-        labels: Sequence[str],
-        source: Callable[[], Mapping[tuple[str, ...], float]],
-    ) -> None:
+    def counter_from(self, name: str, description: str, labels: Sequence[str], source: ValueSource) -> None:
         """A counter whose values, by labels, ``source`` returns at each exposition. It is added once."""
-        from prometheus_client import metrics_core, registry
+        from prometheus_client import metrics_core
+
+        self._add_source(metrics_core.CounterMetricFamily, name, description, labels, source)
+
+    def gauge_from(self, name: str, description: str, labels: Sequence[str], source: ValueSource) -> None:
+        """A gauge whose values, by labels, ``source`` returns at each exposition. It is added once."""
+        from prometheus_client import metrics_core
+
+        self._add_source(metrics_core.GaugeMetricFamily, name, description, labels, source)
+
+    def _add_source(
+        self, family_type: Any, name: str, description: str, labels: Sequence[str], source: ValueSource
+    ) -> None:
+        from prometheus_client import registry
 
         class Source(registry.Collector):
-            def collect(self) -> Iterator[metrics_core.Metric]:
-                family = metrics_core.CounterMetricFamily(PREFIX + name, description, labels=labels)
+            def collect(self) -> Iterator[Any]:
+                family = family_type(PREFIX + name, description, labels=labels)
                 for key, count in itertools.islice(source().items(), MAX_SERIES):
                     family.add_metric(key, count)
                 yield family

@@ -84,6 +84,8 @@ class Adapter(abc.ABC):
     type_name: ClassVar[str]
     config_type: ClassVar[type[msgspec.Struct]]
     can_be_renamed: ClassVar[bool] = True  # whether its resource works after its folder moved
+    starts = 0  # by this object; for metrics
+    mark = ""  # of the processes of the present run (`os_process.MARK`); for metrics
 
     def __init__(self, context: AdapterContext) -> None:
         self.context = context

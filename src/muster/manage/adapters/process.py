@@ -262,6 +262,7 @@ class ProcessAdapter(base.Adapter):
             await self.context.save()
             pid = await asyncio.to_thread(self._spawn, config, environment, account)
             self._exit_code = None
+            self.starts += 1
             self._watch(pid, await self._wait_for_command())
         except (OSError, ValueError, errors.Refused) as error:
             hint = getattr(error, "hint", None)
@@ -385,6 +386,10 @@ class ProcessAdapter(base.Adapter):
 
     def _record_path(self) -> pathlib.Path | None:
         return None if self.context.folder is None else self.context.folder / "exit"
+
+    @property
+    def mark(self) -> str:  # type: ignore[override]
+        return self._token()
 
     def _token(self) -> str:
         """Of the last run; empty if its process was adopted."""

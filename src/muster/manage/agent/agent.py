@@ -28,10 +28,10 @@ from muster.bus import api
 from muster.bus.direct import frames
 from muster.bus.rpc import client
 from muster.core import errors, health, lifecycle, messages, subjects
-from muster.core.telemetry import log
+from muster.core.telemetry import log, metrics
 from muster.manage import protocol, secrets
 from muster.manage.adapters import base, plugins
-from muster.manage.agent import resource_host
+from muster.manage.agent import resource_host, resource_metrics
 from muster.supervision import tasks
 from muster.trust import sealed_box
 
@@ -80,6 +80,7 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
         clock: Callable[[], float] = time.time,
         broker_access: Callable[[], Awaitable[base.BrokerAccess]] | None = None,
         keep_peer: Callable[[frames.PeerAddress], None] | None = None,
+        measure: metrics.Metrics | None = None,
     ) -> None:
         """``keep_peer`` is called with the address of a manager that accepts direct connections."""
         super().__init__(name or bus.identity, folder, adapters)
@@ -102,6 +103,9 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
         self._was_cut_off = False
         self._orphans: set[str] = set()  # that are being deleted
         self.dropped_events = 0
+        self._metrics = (
+            resource_metrics.ResourceMetrics(measure, self.hosted) if measure is not None else None
+        )
 
     # Lifecycle
 
@@ -120,6 +124,8 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
         self._tasks.loop("heartbeat", self._heartbeat_forever)
         self._tasks.loop("repetition", self._repeat_forever)
         self._tasks.loop("resumption", self._resume_forever)
+        if self._metrics is not None:
+            self._tasks.loop("metrics", self._metrics.sample_forever)
 
     async def stop(self) -> None:
         """Stop the agent. Its resources continue to run."""

@@ -139,3 +139,53 @@ def test_packed_entries_cannot_become_too_large():
     packed = base64.b64encode(zlib.compress(b"[" + b" " * manifest.ENTRIES_BYTES_MAX + b"]")).decode()
     with pytest.raises(errors.LimitExceeded, match="split the manifest"):
         manifest.unpack_entries(packed)
+
+
+@pytest.mark.parametrize(
+    ("added", "line", "field", "says"),
+    [
+        ("reschedule: {}", 11, "reschedule", "bound to the agent"),
+        ("reschedule: {after_s: 1}", 11, "reschedule.after_s", ">= 5"),
+        ("job: {}\n    restart: {policy: always}", 12, "restart.policy", "a job ends"),
+        ("schedule: {cron: '61 * * * *'}", 11, "schedule.cron", "is not a minute"),
+        ("schedule: {time_zone: UTC}", 11, "schedule", "missing required field `cron`"),
+        ("schedule: {cron: '@daily', time_zone: Mars}", 11, "schedule.time_zone", "no time zone"),
+        ("schedule: {cron: '@daily', concurrency: no}", 11, "schedule.concurrency", "Expected `str`"),
+        ("schedule: {cron: '@daily'}\n    update: {}", 12, "update", "periodic job"),
+        ("job: {keep: 0}", 11, "job.keep", ">= 1"),
+        ("hooks: {post_strat: {command: [x]}}", 11, "hooks.post_strat", "unknown field"),
+        ("hooks: {pre_stop: {command: []}}", 11, "hooks.pre_stop.command", "length >= 1"),
+        ("hooks: {pre_stop: {command: [x], timeout_s: 0}}", 11, "hooks.pre_stop.timeout_s", "> 0"),
+    ],
+)
+def test_a_fault_in_what_moves_runs_or_is_hooked_is_named(added, line, field, says):
+    entry = f"  - name: more\n    type: process\n    config: {{command: [x]}}\n    agent: a\n    {added}\n"
+    with pytest.raises(manifest.ManifestError) as caught:
+        read(f"resources:\n  - name: first\n    type: memory\n    agent: a\n    group: g\n{entry}")
+    assert (caught.value.line, caught.value.field) == (line - 1, f"resources[1].{field}"), str(caught.value)
+    assert says in str(caught.value)
+
+
+def test_only_some_types_can_move():
+    text = (
+        "resources: [{name: a, type: http, placement: {}, reschedule: {}, config: {health_url: 'http://x'}}]"
+    )
+    read(text)
+    with pytest.raises(manifest.ManifestError, match="may outlive an agent that is frozen"):
+        manifest.read(text, plugins.config_validators(), plugins.can_move)
+
+
+def test_nothing_depends_on_a_periodic_job():
+    text = GOOD.replace("agent: host-a", "agent: host-a\n    schedule: {cron: '@daily'}", 1)
+    with pytest.raises(manifest.ManifestError, match="periodic job, which nothing can depend on") as caught:
+        read(text)
+    assert (caught.value.line, caught.value.field) == (12, "resources[1].depends_on")
+
+
+@pytest.mark.parametrize(
+    ("restart", "policy"),
+    [("{}", "never"), ("{attempts: 3}", "on-failure"), ("{policy: on-failure}", "on-failure")],
+)
+def test_a_job_is_restarted_only_on_demand(restart, policy):
+    (entry,) = read(f"resources: [{{name: a, type: memory, agent: b, job: {{}}, restart: {restart}}}]")
+    assert manifest.specification(entry, "b", lambda name: [name]).restart.policy == policy

@@ -39,6 +39,11 @@ def _tables(name: str) -> Iterator[str]:
             yield from _table("`restart`", protocol.RestartPolicy)
             yield from _table("`update`", protocol.UpdatePolicy)
             yield from _table("`placement`", protocol.Placement)
+            yield from _table("`reschedule`", protocol.ReschedulePolicy)
+            yield from _table("`hooks`", protocol.Hooks)
+            yield from _table("`post_start` and `pre_stop`", protocol.HookCommand)
+            yield from _table("`job`", protocol.JobPolicy)
+            yield from _table("`schedule`", protocol.JobSchedule)
             for kind in sorted(plugins.BUILT_IN):
                 yield from _table(f"`config` of the type {kind}", plugins.load_adapter(kind).config_type)
                 if kind == "process":

@@ -37,7 +37,7 @@ class FileFormat:
 
 
 def _check_manifest(text: str) -> object:
-    return manifest.read(text, plugins.config_validators())
+    return manifest.read(text, plugins.config_validators(), plugins.can_move)
 
 
 def _check_rules(text: str) -> object:
@@ -68,13 +68,29 @@ resources:
     placement: {cpu: 0.5, memory_mb: 256}
     update: {max_parallel: 1, canary: 1, min_healthy_time_s: 30, healthy_deadline_s: 120}
     group: shop
+    reschedule: {after_s: 30}     # on another machine, if its own is lost
     config: {command: [python3, -m, http.server, "{9000+index}"]}
+  - name: migrate                 # a job: it runs once for each version
+    type: process
+    where: zone = 'default'
+    group: shop
+    job: {deadline_s: 600}
+    depends_on: [db]
+    config: {command: [python3, -c, "print('migrated')"]}
+  - name: report                  # a periodic job
+    type: process
+    where: zone = 'default'
+    schedule: {cron: "30 2 * * mon-fri", time_zone: Europe/Berlin, concurrency: forbid, missed: last}
+    job: {keep: 30}
+    restart: {policy: on-failure, attempts: 2}
+    config: {command: [python3, -c, "print('a report')"]}
   - name: front                   # hosted by any agent that matches; started after db
     type: process
     where: zone = 'default' AND os = 'linux'
     group: shop
     labels: {tier: front}
-    depends_on: [db]
+    depends_on: [db, migrate]
+    hooks: {pre_stop: {command: [sleep, "5"], timeout_s: 10}}
     config:
       command: [python3, -m, http.server, "8080"]
       health: {kind: port, port: 8080}

@@ -16,7 +16,13 @@
         where: "zone <> 'office'"
         placement: {cpu: 0.5, memory_mb: 256, anti_affinity: "group = 'worker'"}
         group: worker
+        reschedule: {after_s: 20}      # on another machine, if its own is lost
         config: {command: [worker, --port, "{8000+index}", --zone, "{zone}"]}
+      - name: backup
+        type: process
+        where: "disk = 'ssd'"
+        schedule: {cron: "30 2 * * *", time_zone: Europe/Berlin}
+        config: {command: [backup]}
     topologies:
       - {name: mesh, shape: ring, size: 8, agent: host-a}
 
@@ -35,7 +41,7 @@ import hashlib
 import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import yaml
@@ -43,7 +49,7 @@ import yaml
 from muster.core import errors, subjects
 from muster.core.formats import yaml as yaml_
 from muster.core.settings import sections
-from muster.manage import dependencies, protocol, topologies
+from muster.manage import cron, dependencies, protocol, topologies
 from muster.predicates.syntax import parser
 
 doc = sections.field_doc
@@ -60,6 +66,7 @@ NAME_MAX = 128
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,128}$(?!\n)")]
 Check = Callable[[Mapping[str, Any]], None]
 _PATH = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[\.\.\.\]")
+RUN_SUFFIX_MAX = 24  # of the name of a run
 REFERENCES = ("file:", "env:", "store:")
 _PLACEHOLDER = re.compile(r"\{(?:(?:(\d{1,9})\+)?index|(zone|agent|name))\}")
 _SECRET = re.compile(r"(?i)(password|passwd|secret|token|api_?key|private_?key)$")
@@ -123,6 +130,27 @@ class ManifestEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         protocol.UpdatePolicy | None,
         doc("How the resources of its group change to a new version. Without it they change at once."),
     ] = None
+    reschedule: Annotated[
+        protocol.ReschedulePolicy | None,
+        doc(
+            "Start it on another agent if its machine is lost. Not with `agent`, and only for types whose "
+            "adapter supports it, such as process."
+        ),
+    ] = None
+    hooks: Annotated[
+        protocol.Hooks | None, doc("Commands that its agent executes after its start and before its stop.")
+    ] = None
+    job: Annotated[
+        protocol.JobPolicy | None,
+        doc(
+            "It runs to its end, once for each version of its entry. Dependants start after its success. A "
+            "failed run is repeated only if `restart` says so."
+        ),
+    ] = None
+    schedule: Annotated[
+        protocol.JobSchedule | None,
+        doc("It is a periodic job. Without `agent`, an agent is selected for each run."),
+    ] = None
 
 
 class ManifestDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -138,11 +166,13 @@ class ManifestDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 Lines = dict[tuple[str | int, ...], int]
 
 
-def read(text: str, checks: Mapping[str, Check]) -> list[ManifestEntry]:
+def read(
+    text: str, checks: Mapping[str, Check], can_move: Callable[[str], bool] = lambda type: True
+) -> list[ManifestEntry]:
     """The entries of a manifest, with expanded topologies and checked dependencies. Raises `ManifestError`.
 
     ``checks`` contains a function for each known type that rejects an invalid configuration with an error
-    that names a path.
+    that names a path. ``can_move``: whether resources of a type can be started on another machine.
     """
     if len(text.encode()) > BYTES_MAX:
         raise errors.LimitExceeded(f"the manifest exceeds {BYTES_MAX} bytes: split it")
@@ -153,6 +183,8 @@ def read(text: str, checks: Mapping[str, Check]) -> list[ManifestEntry]:
     except msgspec.ValidationError as error:
         raise _manifest_error(str(error), lines) from error
     entries = [_checked(entry, number, checks, lines) for number, entry in enumerate(document.resources)]
+    for number, entry in enumerate(entries):
+        _check_move_and_job(entry, number, entries, lines, can_move)
     places: dict[str, tuple[str | int, ...]] = {
         entry.name: ("resources", number) for number, entry in enumerate(entries)
     }
@@ -205,6 +237,13 @@ def specification(
         values = {"zone": zone, "agent": agent, "name": name}
         config, labels = fill(config, index, values), fill(labels, index, values)
     update = entry.update or (protocol.UpdatePolicy() if index else None)
+    restart = entry.restart
+    if entry.job is not None or entry.schedule is not None:  # it is not restarted unless that is said
+        policy: Literal["never", "on-failure"] = (
+            "never" if restart == protocol.RestartPolicy() else "on-failure"
+        )
+        if restart.policy == "always":
+            restart = msgspec.structs.replace(restart, policy=policy)
     return protocol.ResourceSpec(
         name=name,
         type=entry.type,
@@ -214,10 +253,14 @@ def specification(
         labels=labels,
         depends_on=tuple(need for need in needed if need != name),
         desired=entry.desired,
-        restart=entry.restart,
+        restart=restart,
         digest=digest(config),
         update=update,
         placement=entry.placement,
+        reschedule=entry.reschedule,
+        hooks=entry.hooks,
+        job=entry.job or (protocol.JobPolicy() if entry.schedule else None),
+        schedule=entry.schedule,
         entry=entry.name if index else "",
         index=index,
     )
@@ -378,6 +421,62 @@ def _checked(entry: ManifestEntry, number: int, checks: Mapping[str, Check], lin
     except (errors.InvalidInput, msgspec.ValidationError) as error:
         raise _manifest_error(str(error), lines, (*path, "config")) from error
     return entry
+
+
+def _check_move_and_job(
+    entry: ManifestEntry,
+    number: int,
+    entries: list[ManifestEntry],
+    lines: Lines,
+    can_move: Callable[[str], bool],
+) -> None:
+    def refuse(field: str, message: str, hint: str | None = None) -> ManifestError:
+        path: tuple[str | int, ...] = ("resources", number, *field.split("."))
+        return ManifestError(message, line=_line(lines, path), field=_dotted(path), hint=hint)
+
+    if entry.reschedule is not None:
+        if entry.agent is not None:
+            raise refuse(
+                "reschedule",
+                f"it is bound to the agent {entry.agent!r}, so it cannot move",
+                "use `where` or `placement` instead of `agent`",
+            )
+        if not can_move(entry.type):
+            raise refuse(
+                "reschedule",
+                f"resources of the type {entry.type!r} cannot move: they may outlive an agent that is frozen",
+                "remove `reschedule`",
+            )
+    is_job = entry.job is not None or entry.schedule is not None
+    is_given = ("resources", number, "restart", "policy") in lines  # it is the default, too
+    if is_job and is_given and entry.restart.policy == "always":
+        raise refuse("restart.policy", "a job ends, so it is not always restarted", "use on-failure or never")
+    if is_job and entry.desired is protocol.DesiredState.DRAINED:
+        raise refuse("desired", "a job is not drained", "use down, and up to run it")
+    if entry.schedule is None:
+        return
+    for field in ("count", "update", "depends_on"):
+        if getattr(entry, field) not in (None, ()):
+            raise refuse(field, "a periodic job has none: each run is a resource of its own")
+    if len(entry.name) > NAME_MAX - RUN_SUFFIX_MAX:
+        raise refuse("name", f"with the times of its runs it is longer than {NAME_MAX} characters")
+    try:
+        cron.parse("@daily", entry.schedule.time_zone)
+    except errors.InvalidInput as error:
+        raise refuse("schedule.time_zone", error.message, error.hint) from error
+    try:
+        cron.parse(entry.schedule.cron, entry.schedule.time_zone)
+    except errors.InvalidInput as error:
+        raise refuse("schedule.cron", error.message, error.hint) from error
+    for other_number, other in enumerate(entries):
+        if entry.name in other.depends_on:
+            path = ("resources", other_number, "depends_on")
+            raise ManifestError(
+                f"{entry.name!r} is a periodic job, which nothing can depend on",
+                line=_line(lines, path),
+                field=_dotted(path),
+                hint="depend on a job without a `schedule`",
+            )
 
 
 def find_plaintext_secret(config: Any, path: tuple[str | int, ...] = ()) -> tuple[str | int, ...] | None:

@@ -259,6 +259,10 @@ class ResourceSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     digest: str = ""
     update: UpdatePolicy | None = None
     placement: Placement | None = None
+    reschedule: ReschedulePolicy | None = None
+    hooks: Hooks | None = None
+    job: JobPolicy | None = None
+    schedule: JobSchedule | None = None
     entry: str = ""  # the name of its entry, of which it is the instance ``index``; empty: its own
     index: int = 0
 
@@ -322,6 +326,93 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     memory_mb: Annotated[
         int, doc("Memory that it requests of what its machine reports (the fact `memory_mb`).", ge=0)
     ] = 0
+
+
+class ReschedulePolicy(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """When a resource of a lost machine is started on another one. It is stopped before, even if its agent is
+    frozen: there are never two."""
+
+    after_s: Annotated[
+        float,
+        doc(
+            "Time without contact after which its machine is lost. An agent that could not renew for 0.75 of "
+            "it stops the resource, and kills it at 0.9 of it: also during an outage of all registries or "
+            "brokers that lasts longer.",
+            ge=5,
+            le=86400,
+        ),
+    ] = 20.0
+    attempts: Annotated[
+        int, doc("Moves within `window_s`; then it waits for its machine.", ge=1, le=1000)
+    ] = 5
+    window_s: Annotated[float, doc("Period in which moves are counted.", gt=0, le=86400)] = 3600.0
+
+
+class HookCommand(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A command that the agent executes, with the environment of the resource."""
+
+    command: Annotated[
+        tuple[str, ...], doc("The program and its arguments; no shell.", min_length=1, max_length=1000)
+    ]
+    timeout_s: Annotated[float, doc("Time after which it is killed and has failed.", gt=0, le=3600)] = 30.0
+
+
+class Hooks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Commands at certain points of a resource's life."""
+
+    post_start: Annotated[
+        HookCommand | None,
+        doc("After each start. If it fails, the start has failed: the resource is stopped."),
+    ] = None
+    pre_stop: Annotated[
+        HookCommand | None,
+        doc(
+            "Before each stop, also before it is deleted. If it fails, the resource is stopped all the same."
+        ),
+    ] = None
+
+
+class JobPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A resource that runs to its end. How often a failed run is repeated is determined by `restart`."""
+
+    deadline_s: Annotated[
+        float, doc("Time after which a run is stopped and has failed; 0: none.", ge=0, le=31536000)
+    ] = 0.0
+    keep: Annotated[int, doc("Ended runs in its history, with the end of their output.", ge=1, le=100)] = 10
+
+
+class JobSchedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """When a periodic job runs. Each run is a resource of its own, NAME-TIME, until it has ended."""
+
+    cron: Annotated[
+        str,
+        doc(
+            "Minute, hour, day of month, month, day of week: `30 2 * * mon-fri`; or @hourly, @daily, "
+            "@weekly, @monthly, @yearly.",
+            min_length=1,
+            max_length=200,
+        ),
+    ]
+    time_zone: Annotated[str, doc("Its time zone, such as Europe/Berlin.", min_length=1, max_length=64)] = (
+        "UTC"
+    )
+    concurrency: Annotated[
+        Literal["allow", "forbid", "replace"],
+        doc(
+            "If the previous run has not ended; forbid: skip this one; replace: stop the previous one first."
+        ),
+    ] = "forbid"
+    missed: Annotated[
+        Literal["skip", "last", "all"],
+        doc(
+            "What becomes of runs that could not start in time; last: only the last of them is started, late."
+        ),
+    ] = "last"
+    within_s: Annotated[
+        float, doc("How late a run may start without being a missed one.", ge=1, le=86400)
+    ] = 60.0
 
 
 #: Of resources without a policy of their own.

@@ -84,6 +84,9 @@ class Adapter(abc.ABC):
     type_name: ClassVar[str]
     config_type: ClassVar[type[msgspec.Struct]]
     can_be_renamed: ClassVar[bool] = True  # whether its resource works after its folder moved
+    #: Whether its resource is processes with `mark` in their environment, and nothing else: a watchdog can
+    #: end them even if the agent is frozen, so that it may be started on another machine.
+    can_move: ClassVar[bool] = False
     starts = 0  # by this object; for metrics
     mark = ""  # of the processes of the present run (`os_process.MARK`); for metrics
 

@@ -25,6 +25,7 @@ class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 class MemoryAdapter(base.Adapter):
     type_name = "memory"
+    can_move = True
     config_type = MemoryConfig
 
     def __init__(self, context: base.AdapterContext) -> None:

@@ -62,6 +62,11 @@ def load_adapter(name: str) -> type[base.Adapter]:
     raise errors.NotFound(f"no adapter of type {name[:60]!r}", hint=f"available: {', '.join(names())}")
 
 
+def can_move(name: str) -> bool:
+    """Whether resources of this type can be started on another machine if theirs is lost."""
+    return load_adapter(name).can_move
+
+
 def config_validators() -> dict[str, manifest.Check]:
     """For each type, a function that rejects invalid configurations."""
 

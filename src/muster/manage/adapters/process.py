@@ -119,6 +119,7 @@ class ProcessAdapter(base.Adapter):
     """
 
     type_name = "process"
+    can_move = True
     config_type: ClassVar[type[msgspec.Struct]] = ProcessConfig
 
     def __init__(self, context: base.AdapterContext) -> None:

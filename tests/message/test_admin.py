@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import time
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,7 @@ from muster.bus import api
 from muster.bus.rpc import admission, requests
 from muster.bus.streams import stream as streams_stream
 from muster.core import errors, subjects
-from muster.message import destinations, messages, partitions, protocol, settings
+from muster.message import destinations, messages, partitions, protocol, selectors, settings
 from muster.message import errors as message_errors
 from muster.message.client import api as client_api
 from muster.message.client import consumers
@@ -283,8 +285,9 @@ def test_a_viewer_may_look_at_queues_and_do_nothing_to_them():
     assert not may(protocol.notify_subject("looker"))
 
 
+@pytest.mark.parametrize("reads", ["a queue", "a list"])
 async def test_browsing_uses_up_the_share_of_its_identity_only(
-    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial, reads: str
 ):
     """Clients wait then, and send their request again."""
     ann = (await dial(identity="ann")).session()
@@ -301,7 +304,10 @@ async def test_browsing_uses_up_the_share_of_its_identity_only(
 
     async def search_forever() -> None:
         while True:
-            await search(ann)
+            if reads == "a queue":
+                await search(ann)
+            else:
+                await ann.connection.request(protocol.ListQueues())
 
     before = refused()
     searching = asyncio.create_task(search_forever())
@@ -310,3 +316,30 @@ async def test_browsing_uses_up_the_share_of_its_identity_only(
         assert await search(bob) == ["x"]
     searching.cancel()
     await asyncio.wait([searching])
+
+
+async def test_browsing_gives_others_their_turn(
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
+):
+    session = (await dial()).session()
+    producer = session.producer(ORDERS)
+    await asyncio.gather(*(producer.submit(messages.TextMessage("x")) for _ in range(100)))
+    accepts, turn, in_turn = selectors.accepts, 0, collections.Counter[int]()
+
+    def count(*arguments: Any) -> bool:
+        in_turn[turn] += 1
+        return accepts(*arguments)
+
+    async def pass_turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(selectors, "accepts", count)
+    turns = asyncio.create_task(pass_turns())
+    assert [message async for message in session.browse(ORDERS, "n = 3")] == []
+    turns.cancel()
+    await asyncio.wait([turns])
+    assert in_turn.total() == 100
+    assert max(in_turn.values()) <= admin.AT_ONCE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import functools
 import itertools
@@ -17,6 +18,7 @@ from muster.message.dispatcher.log import journal, ledger, pages
 
 BROWSE_MAX: Final = 1000
 BROWSE_SKIPPED_MAX = 10_000  # messages that a selector does not match, in one request
+AT_ONCE: Final = 16  # messages or rows: looked at in a tenth of a millisecond
 EXPIRY_SKIPPED_MAX = 10_000  # of one queue, in one search for expired messages
 BATCH_MESSAGES: Final = 500  # messages moved or purged in one batch
 BATCH_BYTES: Final = 4 << 20
@@ -77,14 +79,15 @@ class QueueAdmin:
         """Whether a consumer is being attached."""
         return any(key in connection.consumers.values() for connection in self._state.connections.values())
 
-    def queue_rows(self, reader: str) -> list[listings.QueueRow]:
+    async def queue_rows(self, reader: str) -> list[listings.QueueRow]:
         """The queues on which the reader has any permission."""
         rows = []
-        for key, depth in sorted(self._ledger.depths.items()):
-            name = key.removeprefix(ledger.QUEUE_MARK)
-            if not self._may_see(reader, name):
+        for at, (key, depth) in enumerate(sorted(self._ledger.depths.items()), 1):
+            if at % AT_ONCE == 0:
+                await asyncio.sleep(0)  # other requests have their turn
+            name, queue = key.removeprefix(ledger.QUEUE_MARK), self._ledger.backlogs.get(key)
+            if queue is None or not self._may_see(reader, name):
                 continue
-            queue = self._ledger.backlogs[key]
             rows.append(
                 listings.QueueRow(
                     queue=name,
@@ -108,14 +111,16 @@ class QueueAdmin:
             return self._state.may_browse(reader, queue)
         return any(self._state.may(reader, right, queue) for right in ("browse", "receive", "send", "admin"))
 
-    def subscription_rows(self, reader: str) -> list[listings.SubscriptionRow]:
+    async def subscription_rows(self, reader: str) -> list[listings.SubscriptionRow]:
         """The subscriptions that the reader made, or all if it may list them."""
         rows = []
         sees_all = self._state.may(reader, "subscriptions", "list")
-        for key, subscription in sorted(self._ledger.subscriptions.items()):
-            if not sees_all and subscription.identity != reader:
+        for at, (key, subscription) in enumerate(sorted(self._ledger.subscriptions.items()), 1):
+            if at % AT_ONCE == 0:
+                await asyncio.sleep(0)
+            queue = self._ledger.backlogs.get(key)
+            if queue is None or not (sees_all or subscription.identity == reader):
                 continue
-            queue = self._ledger.backlogs[key]
             rows.append(
                 listings.SubscriptionRow(
                     subscription=subscription.name,
@@ -161,7 +166,9 @@ class QueueAdmin:
                 return waiting, left, 0
             begin = following
         async for together in self._state.log.read(self._state.subjects.queue(queue), begin):
-            for number, _, held in together:
+            for at, (number, _, held) in enumerate(together, 1):
+                if at % AT_ONCE == 0:
+                    await asyncio.sleep(0)
                 if number < begin or queue_backlog.is_done(number):
                     continue
                 meta = messages.decode_meta(held.raw)

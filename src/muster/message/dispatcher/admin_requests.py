@@ -1,17 +1,18 @@
 """Administrative requests on queues: authorized, executed once and recorded in the audit log.
 
-The other requests to the dispatcher are message traffic; its log records them.
+The other requests to the dispatcher are message traffic; its log records them. Lists and browsing may look at
+much, so they are charged to their identity and share the event loop in slices (`muster.bus.rpc.admission`).
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Final
+from typing import Any, Final
 
 from muster.bus.rpc import request_audit, requests, server
 from muster.core import errors
 from muster.message import protocol
-from muster.message.dispatcher import admin, state
+from muster.message.dispatcher import admin, scheduled, state
 
 
 class _Codec:
@@ -29,13 +30,27 @@ class _Codec:
 
 
 class AdminRequests:
-    def __init__(self, shared: state.DispatcherState, queue_admin: admin.QueueAdmin) -> None:
+    def __init__(
+        self,
+        shared: state.DispatcherState,
+        queue_admin: admin.QueueAdmin,
+        scheduled_messages: scheduled.ScheduledMessages,
+    ) -> None:
         self._state = shared
         self._admin = queue_admin
+        self._scheduled = scheduled_messages
+        reads: dict[Any, Any] = {
+            protocol.BrowseQueue: self._browse,
+            protocol.ListQueues: self._list_queues,
+            protocol.ListSubscriptions: self._list_subscriptions,
+            protocol.ListScheduled: self._list_scheduled,
+        }
         self._operations: Final = {
-            protocol.BrowseQueue: server.RpcOperation(
-                "request", self._browse, audited=False, decode=protocol.decode_request, once=False
-            ),
+            kind: server.RpcOperation(
+                "request", execute, audited=False, decode=protocol.decode_request, once=False
+            )
+            for kind, execute in reads.items()
+        } | {
             protocol.PurgeQueue: server.RpcOperation(
                 "request", self._purge, what="purge", decode=protocol.decode_request
             ),
@@ -48,12 +63,25 @@ class AdminRequests:
         # Message traffic has its own flow control; only these requests and malformed ones are charged.
         self.admit: Final = functools.partial(self.server.admit, is_charged=False)
 
-    def submit(
-        self,
-        caller: requests.RpcCaller,
-        request: protocol.BrowseQueue | protocol.PurgeQueue | protocol.MoveMessages,
-    ) -> None:
-        self.server.submit(caller, self._operations[type(request)])
+    def submit(self, caller: requests.RpcCaller, request: protocol.DispatcherRequest) -> bool:
+        """Whether it is one of these requests."""
+        operation = self._operations.get(type(request))
+        if operation is not None:
+            self.server.submit(caller, operation)
+        return operation is not None
+
+    async def _list_queues(self, call: server.RpcCall, _: protocol.ListQueues) -> protocol.DispatcherReply:
+        return protocol.DispatcherReply(queues=await self._admin.queue_rows(call.identity))
+
+    async def _list_subscriptions(
+        self, call: server.RpcCall, _: protocol.ListSubscriptions
+    ) -> protocol.DispatcherReply:
+        return protocol.DispatcherReply(subscriptions=await self._admin.subscription_rows(call.identity))
+
+    async def _list_scheduled(
+        self, call: server.RpcCall, request: protocol.ListScheduled
+    ) -> protocol.DispatcherReply:
+        return await self._scheduled.rows(call.identity, request)
 
     async def _browse(self, call: server.RpcCall, request: protocol.BrowseQueue) -> protocol.DispatcherReply:
         if not self._state.may_browse(call.identity, request.queue):

@@ -76,7 +76,7 @@ class Dispatcher:
         self._attachments = attachments.Attachments(self._state, self._delivery, self._capture)
         self._admin = admin.QueueAdmin(self._state, self._delivery)
         self._scheduled = scheduled.ScheduledMessages(self._state, self._delivery.delays)
-        self._admin_requests = admin_requests.AdminRequests(self._state, self._admin)
+        self._admin_requests = admin_requests.AdminRequests(self._state, self._admin, self._scheduled)
         self.refused: Counter[str] = Counter()  # messages that are not valid requests, by reason
         self._on_refused = on_refused  # called with the reason when a connection is rejected
         self._holds = holds or producer_holds.HoldBudgets()
@@ -233,9 +233,7 @@ class Dispatcher:
                 self._require_connection(caller.identity, request.connection).notified += 1
             if kind == protocol.READ and not isinstance(request, protocol.READS):
                 raise errors.Forbidden("this request is not read-only: send it as a request")
-            if isinstance(request, protocol.BrowseQueue | protocol.PurgeQueue | protocol.MoveMessages):
-                self._admin_requests.submit(caller, request)
-            else:
+            if not self._admin_requests.submit(caller, request):
                 self._handle(caller.identity, request, reply)
         except errors.MusterError as error:
             reply(protocol.failed(error))
@@ -337,12 +335,6 @@ class Dispatcher:
                 reply(protocol.DispatcherReply())
             case protocol.CountPartitions():
                 reply(protocol.DispatcherReply(owner=self._state.owner))
-            case protocol.ListQueues():
-                reply(protocol.DispatcherReply(queues=self._admin.queue_rows(sender)))
-            case protocol.ListSubscriptions():
-                reply(protocol.DispatcherReply(subscriptions=self._admin.subscription_rows(sender)))
-            case protocol.ListScheduled():
-                self._state.reply_when_done(self._scheduled.rows(sender, request), reply)
             case protocol.CancelScheduled():
                 self._state.reply_when_done(self._scheduled.cancel(sender, request), reply)
 

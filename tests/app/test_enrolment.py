@@ -34,6 +34,14 @@ class Records:
 
     def __init__(self) -> None:
         self.rows: dict[str, rows.EnrolmentRow] = {}
+        self.forgotten_agents: set[str] = set()
+
+    async def forgotten(self) -> list[rows.ForgottenAgent]:
+        return [rows.ForgottenAgent(name=name) for name in self.forgotten_agents]
+
+    async def undrain(self, name: str, kind: str) -> rows.DrainResult:
+        self.forgotten_agents.remove(name)
+        return rows.DrainResult(count=0)
 
     async def enrolments(self) -> list[rows.EnrolmentRow]:
         return [self.rows[token] for token in sorted(self.rows)]
@@ -115,6 +123,23 @@ async def test_brokers_learn_of_a_replaced_key_although_the_admission_was_not_re
         patch.setattr(office.records, "set_enrolment", fail)
         with pytest.raises(errors.Unavailable):
             await office.service.enrol(token, key, "m")
+    assert (await office.service.enrol(token, key, "m")).replaced
+
+
+async def test_a_forgotten_machine_returns_to_service_before_it_has_new_credentials(office, monkeypatch):
+    """Whatever ends in between: the credentials of forgotten agents are revoked."""
+    await office.service.enrol(await office.token(), new_key(), "m")
+    office.records.forgotten_agents = {"host-a", "host-b"}
+
+    def fail(*_: object, **__: object) -> str:
+        raise errors.Unavailable("the domain ends")
+
+    token, key = await office.token(), new_key()
+    with monkeypatch.context() as patch:
+        patch.setattr(office.trust, "revoke", fail)
+        with pytest.raises(errors.Unavailable):
+            await office.service.enrol(token, key, "m")
+    assert office.records.forgotten_agents == {"host-a"}
     assert (await office.service.enrol(token, key, "m")).replaced
 
 

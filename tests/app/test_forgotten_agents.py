@@ -21,18 +21,12 @@ class FakeFleet:
 
     def __init__(self) -> None:
         self.agents: dict[str, bool] = {}  # by name: whether it reported to host nothing
-        self.returned: list[str] = []
 
     async def forgotten(self) -> list[rows.ForgottenAgent]:
         return [rows.ForgottenAgent(name=name, is_empty=empty) for name, empty in self.agents.items()]
 
     async def forget(self, name: str, *, is_revoked: bool) -> None:
         assert is_revoked
-        del self.agents[name]
-
-    async def undrain(self, name: str, kind: str) -> None:
-        assert kind == "agent"
-        self.returned.append(name)
         del self.agents[name]
 
 
@@ -75,16 +69,6 @@ async def test_the_agent_of_this_machine_keeps_its_credentials(world):
     world.fleet.agents = {"local": True}
     await world.part._revoke_forgotten()
     assert (status(world, "local"), world.fleet.agents) == ("valid", {})
-
-
-async def test_a_machine_that_enrols_again_returns_to_service(world):
-    world.fleet.agents = {"host-a": True}
-    world.part._readmitted.add("host-a")
-    await world.part._revoke_forgotten()
-    assert (status(world, "host-a"), world.fleet.returned) == ("valid", ["host-a"])
-    world.fleet.agents = {"host-a": True}  # it is forgotten later
-    await world.part._revoke_forgotten()
-    assert status(world, "host-a") == "revoked"
 
 
 async def test_a_revoked_operator_may_nothing_also_while_it_is_connected(world):

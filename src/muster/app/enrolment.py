@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import msgspec
 
 from muster.core import errors, files, subjects
-from muster.manage import rows
+from muster.manage import protocol, rows
 from muster.trust import credentials, keyring, nkeys
 from muster.trust.permissions import own_names, roles
 
@@ -69,13 +69,15 @@ class EnrolmentToken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EnrolmentRecords(Protocol):
-    """The records of tokens, which are the registry's: `muster.manage.client.ManageClient`."""
+    """The records of tokens and agents, which are the registry's: `muster.manage.client.ManageClient`."""
 
     async def enrolments(self) -> list[rows.EnrolmentRow]: ...
     async def enrolment(self, token: str) -> rows.EnrolmentRow | None: ...
     async def set_enrolment(
         self, token: str, enrolment: rows.Enrolment, *, version: int
     ) -> rows.EnrolmentRow: ...
+    async def forgotten(self) -> list[rows.ForgottenAgent]: ...
+    async def undrain(self, name: str, kind: protocol.DrainKind) -> rows.DrainResult: ...
 
 
 class EnrolledMachine(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -204,6 +206,9 @@ class EnrolmentService:
             )
         # Stored first: from now on the token is valid for this key only.
         row = await self._update(row, public_key=public_key, spent=True)
+        # The credentials of a forgotten agent end, so it returns to service before it has new ones.
+        if any(agent.name == enrolment.name for agent in await self._records.forgotten()):
+            await self._records.undrain(enrolment.name, "agent")
         admitted = await asyncio.to_thread(
             self._admit, identity, enrolment.name, public_key, self._lifetime_s if name else None
         )

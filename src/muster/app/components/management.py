@@ -57,7 +57,8 @@ class ManagementComponent:
         self._unready: set[str] = set()
         self._server: server.RpcServer | None = None
         self._tasks = tasks.TaskSupervisor("management")
-        self._readmitted: set[str] = set()  # machines whose new enrolment the registry does not know yet
+        # A machine that enrols again while its old credentials are about to end keeps the new ones.
+        self._credentials = asyncio.Lock()
         self._enrolment: enrolment.EnrolmentService
 
     async def start(self, context: context_.ComponentContext) -> None:
@@ -234,14 +235,14 @@ class ManagementComponent:
         self, call: server.RpcCall, public_key: str, machine: str = "", name: str = ""
     ) -> enrolment.EnrolledMachine:
         try:
-            admitted = await self._enrolment.enrol(call.identity, public_key, machine, name)
+            async with self._credentials:
+                admitted = await self._enrolment.enrol(call.identity, public_key, machine, name)
         except errors.Unavailable:  # a machine that waits for approval repeats its request
             call.audited = False
             raise
         if admitted.replaced:
             # Repeated until the brokers have it: they accept the previous key until then.
             self._context.tasks.loop("revocation", self._publish_revocations)
-            self._readmitted.add(admitted.name)
         return admitted
 
     async def _publish_revocations(self) -> None:
@@ -261,17 +262,14 @@ class ManagementComponent:
         while True:
             await asyncio.sleep(FORGOTTEN_LOOK_S)
             with contextlib.suppress(errors.Unavailable):
-                await self._revoke_forgotten()
+                async with self._credentials:
+                    await self._revoke_forgotten()
 
     async def _revoke_forgotten(self) -> None:
         """End the credentials of forgotten agents that have deleted what they hosted. Until then they need
         them, because only a connected agent receives commands."""
         trust, fleet = self._context.trust, client.ManageClient(self._context.bus)
-        readmitted, forgotten = set(self._readmitted), await fleet.forgotten()
-        for agent in forgotten:
-            if agent.name in self._readmitted:  # the machine enrolled again
-                await fleet.undrain(agent.name, "agent")
-                continue
+        for agent in await fleet.forgotten():
             try:
                 known = await asyncio.to_thread(trust.show, agent.name)
             except errors.NotFound:  # its key was issued elsewhere
@@ -281,7 +279,6 @@ class ManagementComponent:
                     await asyncio.to_thread(trust.revoke, agent.name)
                     await self._publish_revocations()
                 await fleet.forget(agent.name, is_revoked=True)
-        self._readmitted -= readmitted
 
 
 def _names(manage_settings: settings.ManageSettings) -> list[str]:

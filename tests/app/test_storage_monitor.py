@@ -66,7 +66,7 @@ async def test_a_domain_whose_storage_acknowledges_nothing_is_not_ready(made, mo
             await eventually(lambda: not running.ready)
             await eventually(lambda: parts(running)["message"].state.value == "down")
             assert "no write has been acknowledged" in parts(running)["message"].reason
-            assert "no acknowledgement" in parts(running)["storage"].reason
+            await eventually(lambda: "no acknowledgement" in parts(running)["storage"].reason)
         await eventually(lambda: running.ready)
         await eventually(lambda: parts(running)["message"].state.value == "up")
 

@@ -150,8 +150,8 @@ def check_what_spark_shows(spark: Any, progress: protocol.BatchProgress) -> None
     assert {figures["machines"] for figures in observed} == {progress.machines}
     assert all(figures["lag_ms"] >= 0 for figures in observed)
     jobs = spark._jsc.sc().statusStore().jobsList(None)
-    described = [jobs.apply(n).description().getOrElse(None) for n in range(jobs.size())]
-    assert f"fleet, batch 0: {query.WORK.format(2)}" in described
+    described = [str(jobs.apply(n).description()) for n in range(jobs.size())]  # an Option
+    assert f"Some(fleet, batch 0: {query.WORK.format(2)})" in described
 
 
 async def _alerts(bus: client.NatsBus, rule: str) -> list[tuple[str, str]]:

@@ -146,6 +146,7 @@ class Fleet(blocking.BlockingTwin[fleet.AsyncFleet]):
     execute_many = blocking.sync(fleet.AsyncFleet.execute_many)
     operations = blocking.sync(fleet.AsyncFleet.operations)
     logs = blocking.sync(fleet.AsyncFleet.logs)
+    follow_logs = blocking.sync_iterator(fleet.AsyncFleet.follow_logs)
     wait = blocking.sync(fleet.AsyncFleet.wait)
     watch = blocking.sync_iterator(fleet.AsyncFleet.watch)
     names = blocking.sync(fleet.AsyncFleet.names)

@@ -149,7 +149,7 @@ class OutputLog:
         if self._index is None:
             try:
                 self._index = msgspec.json.decode(self._index_path().read_bytes(), type=LogIndex)
-            except (OSError, msgspec.MsgspecError):
+            except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 self._index = LogIndex(secrets.token_hex(4))
                 with contextlib.suppress(OSError):  # nothing was written yet: there is no folder
                     self._store(self._index)

@@ -56,7 +56,10 @@ PROMTOOL = DebianPackage(
 ALERTMANAGER = DebianPackage(
     "Alertmanager", "webhooks like ours", ("prometheus-alertmanager",), ("prometheus-alertmanager",)
 )
-PARTS = (BROWSER, WSL, NETWORK, SHELLS, PROMTOOL, ALERTMANAGER)
+PODMAN = DebianPackage(
+    "Podman", "containers", ("podman", "runc", "busybox"), ("podman", "runc", "busybox-static")
+)
+PARTS = (BROWSER, WSL, NETWORK, SHELLS, PROMTOOL, ALERTMANAGER, PODMAN)
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from muster.core import errors, health, messages
@@ -19,6 +20,8 @@ from muster.testing.eventually import eventually
 class AdapterContract:
     type_name: str
     restarts_alone = False  # whether its resource outlives the agent
+    stops = True  # whether operations start and stop it
+    speaks: str = ""  # a line in its log, if it has one
 
     @pytest.fixture
     def config(self, tmp_path: Any) -> dict[str, Any]:
@@ -31,6 +34,9 @@ class AdapterContract:
 
     async def break_it(self, host: agent.Agent) -> bool:
         return False
+
+    async def mend(self, host: agent.Agent) -> None:
+        """Undo what hinders a start after `break_it`."""
 
     @pytest.fixture
     def broker_access(self) -> Any:
@@ -109,6 +115,70 @@ class AdapterContract:
             pytest.skip("nothing can be done to it from here")
         await eventually(lambda: self.seen(host).state is health.HealthState.DOWN)
         assert self.seen(host).reason
+
+    async def test_it_is_stopped_started_and_restarted(self, host, config):
+        await self.do(host, "create", config=config)
+        operations = (await self.do(host, "enumerate")).result["operations"]
+        if not self.stops:
+            return
+        assert {"start", "stop", "restart", "drain"} <= {*operations}
+        await eventually(lambda: self.seen(host).state is health.HealthState.UP)
+        for stop, start in (("stop", "start"), ("drain", "start"), ("restart", "restart")):
+            for _ in range(2):  # a repetition changes nothing
+                assert (
+                    await self.do(host, "execute", operation=stop)
+                ).outcome is messages.DecisionOutcome.DONE
+            if stop != "restart":
+                await eventually(lambda: self.seen(host).state is health.HealthState.DOWN)
+                assert self.seen(host).exists
+            assert (await self.do(host, "execute", operation=start)).outcome is messages.DecisionOutcome.DONE
+            await eventually(lambda: self.seen(host).state is health.HealthState.UP)
+
+    async def test_after_a_crash_it_is_started_again(self, host, config):
+        await self.do(host, "create", config=config)
+        await eventually(lambda: self.seen(host).state is health.HealthState.UP)
+        if not await self.break_it(host):
+            pytest.skip("nothing can be done to it from here")
+        await eventually(lambda: self.seen(host).state is health.HealthState.DOWN)
+        await self.mend(host)
+        assert (await self.do(host, "execute", operation="start")).outcome is messages.DecisionOutcome.DONE
+        await eventually(lambda: self.seen(host).state is health.HealthState.UP)
+
+    async def test_the_inventory_contains_it_until_it_is_removed(self, host, config):
+        await self.do(host, "create", config=config, epoch=3)
+        reported = agent._reported(host.hosted["thing"])
+        assert host._existing() == ["thing"]
+        assert (reported.name, reported.epoch) == ("thing", 3)
+        await self.do(host, "delete", epoch=3)
+        assert host._existing() == []
+
+    async def test_its_log_is_read_in_parts_and_followed(self, host, config):
+        await self.do(host, "create", config=config)
+        if not self.speaks:
+            refused = await self.do(host, "execute", operation=protocol.LOG_PAGE)
+            assert refused.outcome is not messages.DecisionOutcome.DONE or refused.result
+            return
+        await eventually(lambda: self.seen(host).state is health.HealthState.UP)
+
+        async def page(**query: Any) -> protocol.LogPage:
+            answer = await self.do(host, "execute", operation=protocol.LOG_PAGE, arguments=query)
+            assert answer.outcome is messages.DecisionOutcome.DONE, answer.reason
+            return msgspec.convert(answer.result, protocol.LogPage)
+
+        async def has_spoken() -> bool:
+            return self.speaks in (await page()).text
+
+        await eventually(has_spoken)
+        first = await page()
+        assert (await page(lines=0)).text == ""
+        assert (await page(lines=1)).text.count("\n") <= 1
+        assert (await page(cursor=first.cursor)).text == "", "nothing twice"
+        await self.do(host, "execute", operation="restart")
+
+        async def speaks_again() -> bool:
+            return self.speaks in (await page(cursor=first.cursor)).text
+
+        await eventually(speaks_again)
 
     async def test_an_agent_that_was_restarted_finds_it_again(self, host, config, connect, tmp_path):
         await self.do(host, "create", config=config)

@@ -38,10 +38,11 @@ def runs(item: psutil.Process) -> bool:
 class TestProcess(contract.AdapterContract):
     type_name = "process"
     restarts_alone = True
+    speaks = "it is on"
 
     @pytest.fixture
     def config(self):
-        return {"command": ["sleep", "1000"]}
+        return {"command": ["sh", "-c", "echo it is on; exec sleep 1000"]}
 
     @pytest.fixture
     def other(self, config):
@@ -273,6 +274,7 @@ class TestBroker(contract.AdapterContract):
 
 class TestHttp(contract.AdapterContract):
     type_name = "http"
+    stops = False  # without requests for it, a service is only monitored
 
     @pytest.fixture
     async def service(self):
@@ -297,6 +299,9 @@ class TestHttp(contract.AdapterContract):
     async def break_it(self, host):
         self.state["up"] = False
         return True
+
+    async def mend(self, host):
+        self.state["up"] = True
 
     async def test_an_answer_of_before_a_later_look_is_not_shown(self, host, config, monkeypatch):
         await self.do(host, "create", config={**config, "every_s": 0.01})
@@ -384,6 +389,115 @@ class TestSystemdAdapter(contract.AdapterContract):
         for name in ("thing", "../thing.service", "-H x.service", "thing.mount"):
             with pytest.raises(errors.InvalidInput):
                 base.convert(systemd.SystemdAdapter, {"unit": name})
+
+
+class TestFile(contract.AdapterContract):
+    type_name = "file"
+    restarts_alone = True
+
+    @pytest.fixture
+    def config(self, tmp_path):
+        self.path = tmp_path / "motd"
+        return {"path": str(self.path), "content": "hello\n", "every_s": 0.05}
+
+    @pytest.fixture
+    def other(self, config):
+        return {**config, "content": "goodbye\n"}
+
+    async def break_it(self, host):
+        self.path.write_text("vandalised\n")
+        return True
+
+    async def refused(self, host, config) -> str:
+        answer = await self.do(host, "create", config=config)
+        assert answer.outcome is not messages.DecisionOutcome.DONE
+        await self.do(host, "delete")
+        return str(answer.reason)
+
+    @pytest.mark.parametrize("harm", ["content", "mode", "absence", "link"])
+    async def test_every_difference_is_named_and_undone(self, host, config, harm, tmp_path):
+        await self.do(host, "create", config={**config, "mode": "0640"})
+        await eventually(lambda: self.seen(host).state is health.HealthState.UP)
+        match harm:
+            case "content":
+                self.path.write_text("vandalised\n")
+            case "mode":
+                self.path.chmod(0o666)
+            case "absence":
+                self.path.unlink()
+            case "link":
+                self.path.rename(tmp_path / "elsewhere")
+                self.path.symlink_to(tmp_path / "elsewhere")
+        words = {"content": "content", "mode": "0666 instead", "absence": "not exist", "link": "regular"}
+        await eventually(lambda: words[harm] in self.seen(host).reason)
+        answer = await self.do(host, "execute", operation="start")
+        if harm == "link":
+            self.path.unlink()
+            answer = await self.do(host, "execute", operation="start")
+        assert answer.outcome is messages.DecisionOutcome.DONE, answer.reason
+        assert self.path.read_text() == "hello\n"
+        assert self.path.stat().st_mode & 0o777 == 0o640
+        assert self.seen(host).state is health.HealthState.UP
+
+    async def test_what_was_there_before_comes_back(self, host, config, other):
+        self.path.write_text("of the distribution\n")
+        self.path.chmod(0o600)
+        await self.do(host, "create", config=config)
+        await self.do(host, "put", config=other)
+        assert self.path.read_text() == "goodbye\n"
+        for verb in ("execute", "delete"):
+            await self.do(host, verb, operation="stop")
+            assert self.path.read_text() == "of the distribution\n"
+            assert self.path.stat().st_mode & 0o777 == 0o600
+        self.path.unlink()
+        await self.do(host, "create", config=config)
+        await self.do(host, "put", config={**config, "path": f"{self.path}.d"})
+        assert not self.path.exists(), "it has moved"
+        await self.do(host, "delete")
+        assert not self.path.with_suffix(".d").exists()
+
+    async def test_values_and_secrets_are_filled_in_and_not_stored(self, host, config, tmp_path):
+        (tmp_path / "key").write_text("swordfish\n")
+        more = {
+            "content": "{{resource}} {{ port }} {{password}} {not this}\n",
+            "values": {"port": "80", "password": {"secret": f"file:{tmp_path / 'key'}"}},
+        }
+        await self.do(host, "create", config={**config, **more})
+        assert self.path.read_text() == "thing 80 swordfish {not this}\n"
+        assert "swordfish" not in (tmp_path / "hosted" / "thing.json").read_text()
+        (tmp_path / "key").write_text("trout\n")
+        await self.do(host, "execute", operation="restart")
+        assert "trout" in self.path.read_text()
+
+    async def test_a_command_runs_after_a_change_and_only_then(self, host, config, tmp_path):
+        reload = ["sh", "-c", f"echo again >> {tmp_path / 'reloads'}"]
+        await self.do(host, "create", config={**config, "reload": reload})
+        for _ in range(2):
+            await self.do(host, "execute", operation="start")
+        assert (tmp_path / "reloads").read_text() == "again\n"
+        assert "exited with 3: no" in await self.refused(
+            host, {**config, "content": "x", "reload": ["sh", "-c", "echo no; exit 3"]}
+        )
+
+    async def test_what_cannot_be_is_refused_with_the_reason(self, host, config, tmp_path):
+        assert "no value for {{user}}" in await self.refused(
+            host, {**config, "content": "{{user}}", "values": {"port": "80"}}
+        )
+        assert "No such file" in await self.refused(host, {**config, "path": str(tmp_path / "no" / "x")})
+        assert "path" in await self.refused(host, {**config, "path": "relative"})
+        assert "mode" in await self.refused(host, {**config, "mode": "0999"})
+        assert "no such user" in await self.refused(host, {**config, "user": "nobody-of-that-name"})
+        (tmp_path / "folder").mkdir()
+        assert "not a regular file" in await self.refused(host, {**config, "path": str(tmp_path / "folder")})
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+    async def test_the_owner_is_part_of_it(self, host, config):
+        await self.do(host, "create", config={**config, "user": "nobody", "mode": "0600"})
+        assert self.path.stat().st_uid == 65534
+        os.chown(self.path, 0, 0)
+        await eventually(lambda: "owner" in self.seen(host).reason)
+        await self.do(host, "execute", operation="start")
+        assert self.path.stat().st_uid == 65534
 
 
 class TestSparkQuery(contract.AdapterContract):

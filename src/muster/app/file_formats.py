@@ -103,6 +103,22 @@ resources:
       stop: {url: "http://127.0.0.1:9200/stop"}
       configure: {url: "http://127.0.0.1:9200/settings", method: PUT}
       settings: {replicas: 2}
+  - name: cache                   # a container of Podman or Docker
+    type: container
+    agent: local
+    config:
+      image: docker.io/library/redis:7
+      ports: ["127.0.0.1:6379:6379"]
+      volumes: ["cache:/data"]
+      limits: {memory_bytes: 268435456}
+  - name: cache-settings          # a file with values and secrets
+    type: file
+    agent: local
+    config:
+      path: /etc/shop/cache.conf
+      content: "port {{port}}\\nrequirepass {{password}}\\n"
+      values: {port: "6379", password: {secret: "store:cache"}}
+      mode: "0640"
   - name: backup                  # a unit of systemd
     type: systemd
     agent: local

@@ -63,11 +63,13 @@ async def request(
     timeout_s: float = TIMEOUT_S,
     body_bytes_max: int = BODY_BYTES_MAX,
     tls: ssl.SSLContext | None = None,
+    socket: str = "",
 ) -> server.HttpResponse:
     """Send a request and return the response, whatever its status.
 
     `errors.Unavailable` if there is no response, `errors.LimitExceeded` if its body is longer than
-    ``body_bytes_max``.  ``tls`` replaces the certificate authorities of the system.
+    ``body_bytes_max``.  ``tls`` replaces the certificate authorities of the system. ``socket``:
+    the path of a local one to connect to instead of the host.
     """
     try:
         parts = urllib.parse.urlsplit(url)
@@ -83,8 +85,15 @@ async def request(
     writer = None
     try:
         async with asyncio.timeout(timeout_s):
-            reader, writer = await asyncio.open_connection(
-                parts.hostname, parts.port or (443 if secure else 80), ssl=secure, limit=server.HEAD_BYTES_MAX
+            reader, writer = await (
+                asyncio.open_unix_connection(socket, limit=server.HEAD_BYTES_MAX)
+                if socket
+                else asyncio.open_connection(
+                    parts.hostname,
+                    parts.port or (443 if secure else 80),
+                    ssl=secure,
+                    limit=server.HEAD_BYTES_MAX,
+                )
             )
             # With HTTP/1.0 the response is never chunked: it ends after its Content-Length or with the
             # connection.

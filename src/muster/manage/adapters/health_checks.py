@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Literal
 
 import msgspec
 
 from muster.bus.http import client
-from muster.core import errors
+from muster.core import errors, health
 from muster.core.settings import sections
+from muster.core.telemetry import log
 from muster.supervision import commands
 
 doc = sections.field_doc
+
+events = log.EventLog("manage")
 
 # A shortage on this machine says nothing about the checked process.
 _SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN, errno.EADDRNOTAVAIL}
@@ -48,6 +52,46 @@ class HealthCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ValueError(
                 f"a check of kind {self.kind} needs `{'url' if self.kind == 'http' else self.kind}`"
             )
+
+
+Probe = Callable[[], Awaitable[str | None]]
+Report = Callable[[health.HealthState, str], None]
+
+
+async def watch(
+    check: HealthCheck,
+    *,
+    name: str,
+    probe: Probe,
+    state: Callable[[], tuple[health.HealthState, str]],
+    report: Report,
+    has_failed: Callable[[str], None],
+) -> None:
+    """Check what runs until it has failed. ``state``: the present one, with its reason."""
+    loop = asyncio.get_running_loop()
+    began, failed = loop.time(), 0
+    while True:
+        try:
+            problem = await probe()
+        except InconclusiveCheck as error:
+            events.warning("not-checked", resource=name, error=error)
+            await asyncio.sleep(check.every_s)
+            continue
+        now, reason = state()
+        if problem is None:
+            failed = 0
+            if now is not health.HealthState.UP:
+                report(health.HealthState.UP, "")
+        else:
+            failed += 1
+            is_starting = now is health.HealthState.STARTING and loop.time() - began < check.start_s
+            if is_starting and reason != problem:
+                report(health.HealthState.STARTING, problem)
+            if not is_starting and failed >= check.failures:
+                has_failed(problem)
+                return
+        quick = state()[0] is health.HealthState.STARTING
+        await asyncio.sleep(min(0.1, check.every_s) if quick else check.every_s)
 
 
 async def find_problem(check: HealthCheck) -> str | None:

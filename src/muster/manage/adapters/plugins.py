@@ -17,6 +17,8 @@ ENTRY_POINTS = "muster.adapters"
 BUILT_IN = {
     "process": "muster.manage.adapters.process:ProcessAdapter",
     "broker": "muster.manage.adapters.broker:BrokerAdapter",
+    "container": "muster.manage.adapters.containers.container:ContainerAdapter",
+    "file": "muster.manage.adapters.file:FileAdapter",
     "http": "muster.manage.adapters.http:HttpAdapter",
     "memory": "muster.manage.adapters.memory:MemoryAdapter",
     "spark-query": "muster.manage.adapters.spark:SparkQueryAdapter",

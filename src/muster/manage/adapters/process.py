@@ -21,7 +21,6 @@ import resource
 import secrets
 import signal
 import time
-from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -30,7 +29,7 @@ from muster.core import errors, health
 from muster.core.settings import sections
 from muster.core.telemetry import log
 from muster.manage import manifest, protocol
-from muster.manage.adapters import base, health_checks, output, shim
+from muster.manage.adapters import base, health_checks, output, shim, transitions
 from muster.supervision import cgroups, os_process
 
 doc = sections.field_doc
@@ -130,8 +129,7 @@ class ProcessAdapter(base.Adapter):
         self._command_pid: int | None = None
         self._watching: asyncio.Task[None] | None = None
         self._checking: asyncio.Task[None] | None = None
-        self._transition: asyncio.Task[None] | None = None
-        self._goal = ""  # goal of the transition
+        self._transitions = transitions.Transitions(context.name)
         self._spawning = False
         self._state = health.HealthState.DOWN
         self._reason = "never started"
@@ -144,7 +142,7 @@ class ProcessAdapter(base.Adapter):
 
     async def create(self, config: ProcessConfig, *, start: bool) -> None:
         self._config = config
-        await self._idle()
+        await self._transitions.idle()
         if self._pid is None:
             await self._adopt_from_file()
         if start and self._pid is None:
@@ -152,7 +150,7 @@ class ProcessAdapter(base.Adapter):
 
     async def put(self, config: ProcessConfig) -> None:
         before, self._config = self._config, config
-        await self._idle()
+        await self._transitions.idle()
         if self._pid is None:
             return
         if self.context.runtime.get("config") != _identity(config):
@@ -182,15 +180,13 @@ class ProcessAdapter(base.Adapter):
             self.context.runtime.pop("ran", None)
         elif token:
             self._exit_code = record.exit_code
-            self._reason = f"{_ending(record.exit_code)} while its agent was not running"
+            self._reason = f"{ending(record.exit_code)} while its agent was not running"
             await self._kill_members(token)
         await self._adopt_from_file()
 
     async def close(self) -> None:
-        if self._transition is not None:
-            if not self._spawning:  # a start is completed: the process is found later by its pid
-                self._transition.cancel()
-            await asyncio.wait([self._transition])
+        # A start is completed: the process is found later by its pid.
+        await self._transitions.close(completes=self._spawning)
         tasks = [task for task in (self._watching, self._checking) if task is not None]
         for task in tasks:
             task.cancel()
@@ -199,16 +195,16 @@ class ProcessAdapter(base.Adapter):
     # Operations
 
     async def do_start(self) -> None:
-        await self._reach("start", self._start)
+        await self._transitions.reach("start", self._start)
 
     async def do_stop(self) -> None:
-        await self._reach("stop", self._stop)
+        await self._transitions.reach("stop", self._stop)
 
     async def do_drain(self) -> None:
         await self.do_stop()
 
     async def do_restart(self) -> None:
-        await self._reach("restart", self._restart)
+        await self._transitions.reach("restart", self._restart)
 
     async def do_signal(self, number: int = signal.SIGHUP) -> None:
         if self._pid is None:
@@ -222,21 +218,7 @@ class ProcessAdapter(base.Adapter):
     async def log_page(self, query: protocol.LogQuery) -> protocol.LogPage:
         return await asyncio.to_thread(self._output.page, query, _now_ms())
 
-    # Transitions: one at a time, each in its own task
-
-    async def _reach(self, goal: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run ``work``, or wait for the current transition if it has the same goal."""
-        if self._transition is None or self._transition.done() or self._goal != goal:
-            await self._idle()
-            self._goal = goal
-            self._transition = asyncio.create_task(work(), name=f"{goal} {self.context.name}")
-            self._transition.add_done_callback(_retrieved)
-        await asyncio.shield(self._transition)
-
-    async def _idle(self) -> None:
-        """Wait for the current transition; its outcome belongs to the operation that started it."""
-        while self._transition is not None and not self._transition.done():
-            await asyncio.wait([self._transition])
+    # Transitions
 
     async def _start(self) -> None:
         config = self._require()
@@ -439,7 +421,17 @@ class ProcessAdapter(base.Adapter):
             self._set_state(*self._running_state())
         else:
             self._set_state(health.HealthState.STARTING, "not checked yet")
-            self._checking = self.tasks.loop("check", self._check_forever)
+            check = self._require().health
+            watch = functools.partial(
+                health_checks.watch,
+                check,
+                name=self.context.name,
+                probe=functools.partial(health_checks.find_problem, check),
+                state=lambda: (self._state, self._reason),
+                report=self._set_state,
+                has_failed=self._has_failed,
+            )
+            self._checking = self.tasks.loop("check", watch)
 
     def _running_state(self) -> tuple[health.HealthState, str]:
         """The state of a process that runs, if no health check is configured."""
@@ -466,14 +458,14 @@ class ProcessAdapter(base.Adapter):
         if self._token():
             recorded = await self._recorded()
             code = shim.exit_code(code) if recorded is None else recorded
-        how = _ending(code)
+        how = ending(code)
         if self._problem:
             how, self._problem = f"ended because its health check failed: {self._problem}", ""
         if self._checking is not None:
             self._checking.cancel()
         self._exit_code, self._has_ended = code, False
         self.context.runtime.pop("leader", None)
-        if self._goal == "restart" and self._transition is not None and not self._transition.done():
+        if self._transitions.is_underway("restart"):
             self._set_state(health.HealthState.STARTING, "restarting")
         else:
             self._set_state(health.HealthState.DOWN, how)
@@ -513,39 +505,11 @@ class ProcessAdapter(base.Adapter):
 
     # Health
 
-    async def _check_forever(self) -> None:
-        check = self._require().health
-        loop = asyncio.get_running_loop()
-        began, failed = loop.time(), 0
-        while True:
-            try:
-                problem = await health_checks.find_problem(check)
-            except health_checks.InconclusiveCheck as error:
-                events.warning("not-checked", resource=self.context.name, error=error)
-                await asyncio.sleep(check.every_s)
-                continue
-            if problem is None:
-                failed = 0
-                if self._state is not health.HealthState.UP:
-                    self._set_state(health.HealthState.UP, "")
-            else:
-                failed += 1
-                starting = self._state is health.HealthState.STARTING and loop.time() - began < check.start_s
-                if starting and self._reason != problem:
-                    self._set_state(health.HealthState.STARTING, problem)
-                if not starting and failed >= check.failures and self._pid is not None:
-                    # It runs and does not work: end it, so that its manager restarts it.
-                    self._problem = problem
-                    self._signal(self._pid, signal.SIGKILL)
-                    return
-            quick = self._state is health.HealthState.STARTING
-            await asyncio.sleep(min(0.1, check.every_s) if quick else check.every_s)
-
-
-def _retrieved(task: asyncio.Task[None]) -> None:
-    """Retrieve the exception of a transition whose operation was cancelled; the state reports it."""
-    if not task.cancelled():
-        task.exception()
+    def _has_failed(self, problem: str) -> None:
+        """It runs and does not work: end it, so that its manager restarts it."""
+        if self._pid is not None:
+            self._problem = problem
+            self._signal(self._pid, signal.SIGKILL)
 
 
 def _identity(config: ProcessConfig) -> str:
@@ -560,7 +524,7 @@ def _group_name(token: str) -> str:
     return f"muster-{token}"
 
 
-def _ending(code: int | None) -> str:
+def ending(code: int | None) -> str:
     if code is None:
         return "ended"
     return f"ended by signal {-code}" if code < 0 else f"exit code {code}"

@@ -27,8 +27,8 @@ from hypothesis import strategies as st
 
 from muster.bus.memory import streams
 from muster.message import destinations
-from muster.message.dispatcher import backlog_reader
-from muster.message.dispatcher.log import message_cache
+from muster.message.dispatcher import backlog_reader, dispatcher
+from muster.message.dispatcher.log import compaction, message_cache
 from muster.testing import virtual_clock
 from tests.message import model_world
 
@@ -59,6 +59,9 @@ class MessageModel(stateful.RuleBasedStateMachine):
         # Some messages are in memory when they are delivered, and others are read from the log.
         self._patch.setattr(message_cache, "LAST_MAX", 4)
         self._patch.setattr(backlog_reader, "READ_AHEAD", 3)
+        # The log is packed every second, even pages of which nearly everything is needed.
+        self._patch.setattr(dispatcher.Dispatcher, "_is_crowded", lambda _: True)
+        self._patch.setattr(compaction, "DENSE", 1)
         await world.start()
         return world
 

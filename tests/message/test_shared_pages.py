@@ -17,6 +17,7 @@ from muster.message.client import api
 from muster.message.dispatcher import backlog_reader, dispatcher, leadership
 from muster.message.dispatcher.log import (
     checkpoints,
+    compaction,
     journal,
     ledger,
     log_reader,
@@ -232,7 +233,7 @@ async def test_what_a_dispatcher_sorted_before_it_died_is_not_found_twice(
     first, running = await test_races.act(net, "first", 1)
     async with api.Connection(await net.connect("a")) as connection:
         await send(connection.session(api.AcknowledgeMode.TRANSACTED), QUEUES, "1", "2", "3")
-        await checkpoints.sort(first._state)
+        await compaction.sort(first._state)
         assert await stored(net, f"{SUBJECTS.sorted_prefix}>")
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -360,10 +361,11 @@ def test_a_message_is_found_where_it_was_last_written():
     assert [group in index for group in (a, b, "muster.message.log.topic")] == [True, True, False]
     assert index.sorted_pages(a, first + 1) == [page]
     assert index.sorted_pages(a, first + 2) == []
-    index.drop(a, first)
-    assert list(index) == [page]
-    index.drop(a, first + 1)
+    assert index.obsolete({a: first}) == []
+    assert index.obsolete({a: first + 1}) == [page]
+    index.delete([page])
     assert list(index) == []
+    assert a in index, "in the shared page 9"
 
 
 def test_a_shared_page_has_what_fits_and_the_rest_is_in_further_ones():

@@ -33,7 +33,7 @@ from muster.message.dispatcher import (
     works,
 )
 from muster.message.dispatcher import state as dispatcher_state
-from muster.message.dispatcher.log import checkpoints
+from muster.message.dispatcher.log import checkpoints, compaction
 from muster.message.dispatcher.peers import peer_requests
 from muster.supervision import tasks
 
@@ -43,6 +43,7 @@ RECORDS_BYTES: Final = 64 << 20  # bytes between checkpoints, a limit on what a 
 NOTIFY: Final = ("notify",)
 WATCH_S = 1.0
 SWEEP_S = 30.0  # interval between searches for expired messages
+CROWDED: Final = 0.5  # a log that is so full is packed
 
 
 class Dispatcher:
@@ -85,6 +86,9 @@ class Dispatcher:
         self._names_at: dict[api.ConnectionId, dict[str, None]] = {}
         self._settings = message_settings
         self._checkpoint_bytes = 0  # size of the log after the last checkpoint
+        self._checkpointing = asyncio.Lock()
+        self._packed_bytes = 0.0  # size of the log above which it is packed again
+        self._crowded = asyncio.Event()
         self._works = works.Works(self._state, self._delivery, self._is_gone)
         self._peers = peer_requests.PeerRequests(self._state, self._delivery, self._works)
         self._disconnected = False
@@ -187,27 +191,46 @@ class Dispatcher:
             await self._checkpoint_if_due()
 
     async def _sweep(self) -> None:
+        """Remove expired messages, and pack the log when it becomes crowded."""
         while True:
-            await asyncio.sleep(SWEEP_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SWEEP_S):
+                    await self._crowded.wait()
             is_short = self._state.is_short_of_room(SWEEP_S)
             with contextlib.suppress(errors.LimitExceeded):  # the log is full: retry next time
                 await self._admin.expire_messages(everywhere=is_short)
-                if is_short:
-                    await checkpoints.delete_unused_pages(self._state)
+                if is_short or self._crowded.is_set():
+                    await compaction.pack(self._state, self._write_checkpoint)
+                    used, most = (await self._state.stream.state()).bytes, self._state.max_bytes
+                    self._state.used_bytes = used
+                    self._packed_bytes = used + max((dispatcher_state.FULL * most - used) / 2, most / 64)
+            self._crowded.clear()
 
     async def _checkpoint_if_due(self) -> None:
         here = self._state
         here.used_bytes = (await here.stream.state()).bytes
+        if self._is_crowded():
+            self._crowded.set()
         if (
             here.is_short_of_room(2 * WATCH_S)
             or here.records >= self._settings.checkpoint_records
             or here.used_bytes - self._checkpoint_bytes > RECORDS_BYTES
         ):
             try:
-                await checkpoints.write(here)
+                await self._write_checkpoint()
             except errors.LimitExceeded as error:  # the log is full: acknowledgements will make room
                 events.warning("checkpoint-rejected", error=error)
-            here.used_bytes = self._checkpoint_bytes = (await here.stream.state()).bytes
+
+    def _is_crowded(self) -> bool:
+        """Whether the log is packed now: packing it earlier would free too little to read it completely."""
+        return self._state.used_bytes > max(CROWDED * self._state.max_bytes, self._packed_bytes)
+
+    async def _write_checkpoint(self) -> None:
+        async with self._checkpointing:
+            try:
+                await checkpoints.write(self._state)
+            finally:
+                self._state.used_bytes = self._checkpoint_bytes = (await self._state.stream.state()).bytes
 
     # Requests.
 

@@ -129,7 +129,7 @@ class LogExtent(msgspec.Struct, array_like=True):
 
 
 class SortedPage(msgspec.Struct, frozen=True, array_like=True):
-    """``count`` messages of a group that were in shared pages. ``first``, ``last``: the numbers of two."""
+    """``count`` messages of a group that were in other pages, with numbers from ``first`` to ``last``."""
 
     group: str
     first: int

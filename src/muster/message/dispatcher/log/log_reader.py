@@ -1,13 +1,14 @@
 """Reads the log: its pages, and the messages of one destination in the order of their numbers.
 
-These are in pages of the destination alone, in sorted pages, and in shared pages that are not sorted yet
-(`shared_pages`). A page that is missing has been trimmed or sorted meanwhile.
+These are in pages of the destination alone, in sorted and packed pages, and in shared pages that are not
+sorted yet (`shared_pages`). A page that is missing has been trimmed, sorted or packed meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
 import bisect
+import functools
 import itertools
 import operator
 from collections import deque
@@ -17,7 +18,7 @@ from typing import Final
 from muster.bus import api
 from muster.core import errors
 from muster.message import partitions
-from muster.message.dispatcher.log import pages, shared_pages
+from muster.message.dispatcher.log import ledger, pages, shared_pages
 
 LAG_S: Final = 0.05
 LAG_TRIES: Final = 100
@@ -106,32 +107,71 @@ class LogReader:
     ) -> AsyncIterator[list[Numbered]]:
         """The messages of a subject, or of topics and of some others, in the order of their numbers, from the
         page of the number ``first`` on, up to that of ``last``."""
-        to = None if last is None else pages.sequence_of(last)
         from_shared = self._from_shared(self._subjects.group(subject), first, last)
         following = await anext(from_shared, None)
-        async for page in self.read_pages(pages.sequence_of(first), subject, to):
-            while following is not None and following[0][0] < pages.number(page.sequence, 0):
-                at = bisect.bisect_left(following, pages.number(page.sequence, 0), key=_number)
-                yield following[:at]
-                following = following[at:] or await anext(from_shared, None)
-            yield list(pages.read(page))
+        async for together in self._alone(subject, first, last):
+            while following is not None and following[0][0] < together[-1][0]:
+                if at := bisect.bisect_left(following, together[0][0], key=_number):
+                    yield following[:at]
+                    following = following[at:] or await anext(from_shared, None)
+                else:
+                    at = bisect.bisect_left(together, following[0][0], key=_number)
+                    yield together[:at]
+                    together = together[at:]
+            yield together
         while following is not None:
             yield following
             following = await anext(from_shared, None)
 
-    async def _from_shared(self, group: str, first: int, last: int | None) -> AsyncIterator[list[Numbered]]:
-        """Those of a group that are in sorted and shared pages. None of the lists is empty."""
-        unsorted = self._shared.unsorted(group, first)
-        subject = self._subjects.sorted(group)
-        places = [page.sequence for page in self._shared.sorted_pages(group, first)]
-        async for _, page in self.several(places, subject):
-            found = list(pages.read(page)) if page is not None else []
-            if last is not None and found and found[0][0] > last:
-                return
+    async def _alone(self, subject: str, first: int, last: int | None) -> AsyncIterator[list[Numbered]]:
+        """Those in pages of the destination alone, or in packed pages. None of the lists is empty."""
+        begin, to = pages.sequence_of(first), None if last is None else pages.sequence_of(last)
+        position = pages.number(begin, 0) - 1
+        packed = functools.partial(self._shared.packed_pages, self._subjects.group(subject))
+        async for page in self.read_pages(begin, subject, to):
+            of_page = pages.number(page.sequence, 0)
+            async for reached, found in self._in_place_of_others(packed, position, of_page):
+                position = reached
+                if found:
+                    yield found
+            if of_page > position and (found := list(pages.read(page))):
+                position = pages.end(page.sequence)
+                yield found
+        async for _, found in self._in_place_of_others(packed, position, to and pages.end(to)):
             if found:
                 yield found
-        wanted = unsorted if last is None else unsorted[: bisect.bisect_right(unsorted, last)]
-        async for of_page, found in self._pages_of(group, wanted, subject):
+
+    async def _in_place_of_others(
+        self, there: Callable[[int], list[ledger.SortedPage]], position: int, end: int | None
+    ) -> AsyncIterator[tuple[int, list[Numbered]]]:
+        """The messages after ``position`` of sorted or packed pages that begin up to ``end``, each time with
+        the last number of the page. What is packed meanwhile is read from the packed page.
+        """
+        while following := there(position + 1)[:GETS_MAX]:
+            following = [page for page in following if end is None or page.first <= end]
+            contents = await asyncio.gather(*(self.page(page.sequence) for page in following))
+            for page, stored in zip(following, contents, strict=True):
+                if stored is None and page in there(position + 1):
+                    position = page.last  # nothing of it is needed
+                elif stored is None:
+                    break  # another page is in its place
+                else:
+                    before, position = position, page.last
+                    yield position, [message for message in pages.read(stored) if message[0] > before]
+            if not following:
+                return
+
+    async def _from_shared(self, group: str, first: int, last: int | None) -> AsyncIterator[list[Numbered]]:
+        """Those of a group that are in sorted and shared pages. None of the lists is empty."""
+        unsorted, position = self._shared.unsorted(group, first), first - 1
+        there = functools.partial(self._shared.sorted_pages, group)
+        async for reached, found in self._in_place_of_others(there, position, last):
+            position = reached
+            if found:
+                yield found
+        wanted = unsorted[bisect.bisect_right(unsorted, position) :]
+        wanted = wanted if last is None else wanted[: bisect.bisect_right(wanted, last)]
+        async for of_page, found in self._pages_of(group, wanted, self._subjects.sorted(group)):
             if len(found) < len(of_page):
                 found += await self._sorted_meanwhile(group, of_page - {number for number, _, _ in found})
             if found:
@@ -177,9 +217,10 @@ class LogReader:
         found: list[Numbered] = []
         sequences: set[int] = set()
         for number in numbers:
-            if number & pages.SHARED:
-                there = self._shared.page_of(group, number)
-                sequences.add(there.sequence if there is not None else pages.sequence_of(number))
+            if (there := self._shared.page_of(group, number)) is not None:
+                sequences.add(there.sequence)
+            elif number & pages.SHARED:
+                sequences.add(pages.sequence_of(number))
         for sequence in sequences:
             found += _messages_of(await self.page(sequence), numbers)
         return found

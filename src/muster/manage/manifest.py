@@ -233,9 +233,15 @@ def specification(
         if len(needed.keys() - {name}) > protocol.DEPENDENCIES_MAX:
             raise too_many_dependencies(name)
     config, labels = entry.config, entry.labels
+    template: protocol.Values = {}
     if index:
-        values = {"zone": zone, "agent": agent, "name": name}
-        config, labels = fill(config, index, values), fill(labels, index, values)
+        template = {"config": config, "labels": labels}
+        filled, elsewhere = (
+            fill(template, index, {"zone": where[0], "agent": where[1], "name": name})
+            for where in ((zone, agent), ("", ""))
+        )
+        config, labels = filled["config"], filled["labels"]
+        template = template if entry.reschedule and filled != elsewhere else {}
     update = entry.update or (protocol.UpdatePolicy() if index else None)
     restart = entry.restart
     if entry.job is not None or entry.schedule is not None:  # it is not restarted unless that is said
@@ -261,9 +267,20 @@ def specification(
         hooks=entry.hooks,
         job=entry.job or (protocol.JobPolicy() if entry.schedule else None),
         schedule=entry.schedule,
+        where=(entry.where or "") if entry.reschedule else "",
+        template=template,
         entry=entry.name if index else "",
         index=index,
     )
+
+
+def placed(spec: protocol.ResourceSpec, agent: str, zone: str) -> protocol.ResourceSpec:
+    """The specification on another agent."""
+    config, labels = spec.config, spec.labels
+    if spec.template:
+        filled = fill(spec.template, spec.index, {"zone": zone, "agent": agent, "name": spec.name})
+        config, labels = filled["config"], filled["labels"]
+    return msgspec.structs.replace(spec, agent=agent, config=config, labels=labels, digest=digest(config))
 
 
 def fill(value: Any, index: int, values: Mapping[str, str]) -> Any:
@@ -434,6 +451,8 @@ def _check_move_and_job(
         path: tuple[str | int, ...] = ("resources", number, *field.split("."))
         return ManifestError(message, line=_line(lines, path), field=_dotted(path), hint=hint)
 
+    if entry.reschedule is not None and entry.config.get("pid_file"):
+        raise refuse("config.pid_file", "a process that may move cannot be adopted", "remove `reschedule`")
     if entry.reschedule is not None:
         if entry.agent is not None:
             raise refuse(

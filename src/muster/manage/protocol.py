@@ -117,6 +117,8 @@ class Operation(messages.WireMessage, frozen=True, kw_only=True, tag="operation/
     arguments: Values = msgspec.field(default_factory=dict)
     timeout_s: OperationTimeout = OPERATION_TIMEOUT_S
     generation: messages.Count = 0  # of the desired state that it applies; 0: none
+    #: For a creation: of its `ReschedulePolicy`. The agent stops it if it cannot renew; 0: it never moves.
+    stop_after_s: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 0.0
 
 
 class OperationResult(messages.WireMessage, frozen=True, kw_only=True, tag="answer/1", omit_defaults=True):
@@ -209,17 +211,20 @@ class ResourceEvent(
 
 
 class ReportedResource(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """A resource in the inventory of an agent. ``generation``: of its last run; ``pid``: 0 if it has none."""
+    """A resource in the inventory of an agent. ``generation``: of its last run; ``pid``: 0 if it has none.
+    ``stop_after_s``: as the agent enforces it."""
 
     name: messages.Name
     epoch: messages.Count
     state: health.HealthState = health.HealthState.DOWN
     generation: messages.Count = 0
     pid: messages.Count = 0
+    stop_after_s: float = 0.0
 
 
 class AgentHello(messages.WireMessage, frozen=True, kw_only=True, tag="agent-hello/1", omit_defaults=True):
     """``boot`` grows with each start; ``machine`` is constant and differs on a reinstalled machine.
+    ``has_deadlines``: its resources are stopped when it cannot renew, as their `ReschedulePolicy` says.
 
     ``hosted``: a page of the resources that exist on the machine, in the order of their names: those after
     ``after`` and up to ``until``; empty means from the first and to the last. None: not reported.
@@ -234,14 +239,18 @@ class AgentHello(messages.WireMessage, frozen=True, kw_only=True, tag="agent-hel
     hosted: tuple[ReportedResource, ...] | None = None
     after: messages.Text = ""
     until: messages.Text = ""
+    has_deadlines: bool = False
 
 
 class HelloResult(msgspec.Struct, frozen=True, kw_only=True):
     """``orphans``: reported resources that do not belong on this agent. It deletes them, unless it has
-    accepted a higher epoch than the one given here.
+    accepted a higher epoch than the one given here. ``is_renewed``: otherwise the agent has to report all
+    that it hosts, because something was moved from it. ``stop_after_s``: what it has to enforce instead.
     """
 
     orphans: dict[str, int] = {}
+    is_renewed: bool = True
+    stop_after_s: dict[str, float] = {}
 
 
 class ResourceSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -263,6 +272,8 @@ class ResourceSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     hooks: Hooks | None = None
     job: JobPolicy | None = None
     schedule: JobSchedule | None = None
+    where: str = ""  # of its entry, if it may move
+    template: Values = {}  # config and labels before `{zone}` and `{agent}` are replaced, if it may move
     entry: str = ""  # the name of its entry, of which it is the instance ``index``; empty: its own
     index: int = 0
 

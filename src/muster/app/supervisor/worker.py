@@ -38,7 +38,7 @@ from muster.inform.node import node
 from muster.inform.node.log import context_log
 from muster.manage import agent_routes, protocol
 from muster.manage.adapters import base
-from muster.manage.agent import agent
+from muster.manage.agent import agent, deadlines
 from muster.manage.manager import manager
 from muster.manage.registry import endpoint, registry_log
 from muster.supervision import tasks
@@ -155,6 +155,7 @@ async def run(task: WorkerConfig, stop: asyncio.Event, ready: Callable[[], None]
                     broker_access=lambda: asyncio.to_thread(broker_access, pathlib.Path(task.keys)),
                     keep_peer=await connect_directly(stack, direct, bus),
                     measure=measure,
+                    guard=deadlines.WatchdogProcess(pathlib.Path(task.folder)),
                 )
             case "information-node":
                 direct = direct_bus.DirectBus(bus, bus.identity, lambda _: "")

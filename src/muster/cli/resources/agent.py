@@ -121,7 +121,7 @@ async def _run(
     from muster.core import errors
     from muster.core.telemetry import metrics
     from muster.manage import agent_routes
-    from muster.manage.agent import agent
+    from muster.manage.agent import agent, deadlines
     from muster.supervision import tasks
 
     if token is not None:
@@ -159,6 +159,7 @@ async def _run(
             machine=await asyncio.to_thread(app_managing.machine_id),
             keep_peer=keep_peer,
             measure=measure,
+            guard=deadlines.WatchdogProcess(folder / "resources"),
         )
         async with running:
             invocation.printer.item(

@@ -54,6 +54,7 @@ class SparkQueryConfig(
 
 class SparkQueryAdapter(process.ProcessAdapter):
     type_name = "spark-query"
+    can_move = False  # its executors may run on other machines, and its checkpoint may be local
     config_type = SparkQueryConfig
 
     def __init__(self, context: base.AdapterContext) -> None:

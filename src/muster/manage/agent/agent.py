@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import pathlib
 import platform
@@ -31,7 +32,7 @@ from muster.core import errors, health, lifecycle, messages, subjects
 from muster.core.telemetry import log, metrics
 from muster.manage import protocol, secrets
 from muster.manage.adapters import base, plugins
-from muster.manage.agent import resource_host, resource_metrics
+from muster.manage.agent import deadlines, resource_host, resource_metrics, watchdog
 from muster.supervision import tasks
 from muster.trust import sealed_box
 
@@ -81,8 +82,11 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
         broker_access: Callable[[], Awaitable[base.BrokerAccess]] | None = None,
         keep_peer: Callable[[frames.PeerAddress], None] | None = None,
         measure: metrics.Metrics | None = None,
+        guard: deadlines.ResourceWatchdog | None = None,
+        elapsed_s: Callable[[], float] = watchdog.elapsed_s,
     ) -> None:
-        """``keep_peer`` is called with the address of a manager that accepts direct connections."""
+        """``keep_peer`` is called with the address of a manager that accepts direct connections. Without a
+        ``guard``, none of its resources may move."""
         super().__init__(name or bus.identity, folder, adapters)
         self.broker_access = broker_access
         self._bus = bus
@@ -103,6 +107,7 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
         self._was_cut_off = False
         self._orphans: set[str] = set()  # that are being deleted
         self.dropped_events = 0
+        self.deadlines = deadlines.StopDeadlines(self._stop_times, guard, elapsed_s)
         self._metrics = (
             resource_metrics.ResourceMetrics(measure, self.hosted) if measure is not None else None
         )
@@ -110,6 +115,7 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
     # Lifecycle
 
     async def start(self) -> None:
+        await self.deadlines.load()
         await self._resume()
         handlers: dict[str, api.Handler] = {
             protocol.claim(self.name): self._on_claim,
@@ -122,6 +128,9 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
                 self._publish_change(resource)  # it may have ended while no agent ran
         self._tasks.loop("announcement", self._announce_forever)
         self._tasks.loop("heartbeat", self._heartbeat_forever)
+        if self.deadlines.is_enforced:
+            self._tasks.loop("renewal", self._renew_forever)
+            self._tasks.loop("stop deadlines", self._stop_overdue_forever)
         self._tasks.loop("repetition", self._repeat_forever)
         self._tasks.loop("resumption", self._resume_forever)
         if self._metrics is not None:
@@ -153,30 +162,131 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
 
     async def _announce(self) -> None:
         """Report what this agent is and hosts, in pages; delete what the registry does not expect here."""
-        after, is_last = "", False
+        after, is_last, sent_at = "", False, self.deadlines.now()
         while not is_last:  # each page anew: resources may have been deleted since the last one
             names = sorted(name for name in self._existing() if name > after)
             is_last = len(names) <= protocol.INVENTORY_PAGE
             del names[protocol.INVENTORY_PAGE :]
-            hello = protocol.AgentHello(
-                boot=self._boot,
-                machine=self._machine,
-                zone=self._zone,
-                labels=self._labels,
-                facts=collect_facts(),
-                types=self._types,
-                hosted=tuple(map(_reported, map(self.hosted.__getitem__, names))),
-                after=after,
-                until="" if is_last else names[-1],
-            )
-            answer = await client.exchange_once(
-                self._bus, protocol.hello(self.name), messages.encode(hello), timeout_s=HELLO_TIMEOUT_S
-            )
-            result = msgspec.convert(client.result_of(answer.data), protocol.HelloResult)
+            until = "" if is_last else names[-1]
+            page = tuple(map(_reported, map(self.hosted.__getitem__, names)))
+            result = await self._send_hello(page, after, until)
             for name in result.orphans.keys() & set(names) - self._orphans:
+                with contextlib.suppress(errors.StaleEpoch):  # before anything is renewed
+                    self.hosted[name].check(result.orphans[name], "")
                 self._orphans.add(name)
                 self._tasks.spawn("orphan", self._delete_orphan(name, result.orphans[name]))
-            after = hello.until
+            await self._adopt_stop_times(result.stop_after_s, names)
+            after = until
+        await self._renewed(sent_at)
+
+    async def _send_hello(
+        self, hosted: tuple[protocol.ReportedResource, ...] | None = None, after: str = "", until: str = ""
+    ) -> protocol.HelloResult:
+        hello = protocol.AgentHello(
+            boot=self._boot,
+            machine=self._machine,
+            zone=self._zone,
+            labels=self._labels,
+            facts=collect_facts(),
+            types=self._types,
+            hosted=hosted,
+            after=after,
+            until=until,
+            has_deadlines=self.deadlines.is_enforced,
+        )
+        answer = await client.exchange_once(
+            self._bus, protocol.hello(self.name), messages.encode(hello), timeout_s=HELLO_TIMEOUT_S
+        )
+        return msgspec.convert(client.result_of(answer.data), protocol.HelloResult)
+
+    # Stop deadlines
+
+    def _stop_times(self) -> dict[str, float]:
+        records = (hosted.record for hosted in self.hosted.values())
+        return {
+            each.name: each.stop_after_s for each in records if each.stop_after_s and each.config is not None
+        }
+
+    async def _renew_forever(self) -> None:
+        while True:
+            await asyncio.sleep(deadlines.RENEW_S_MIN)
+            if self.deadlines.is_renewal_due():
+                with contextlib.suppress(errors.MusterError):
+                    await self._renew()
+
+    async def _renew(self) -> None:
+        sent_at = self.deadlines.now()
+        if (await self._send_hello()).is_renewed:
+            await self._renewed(sent_at)
+        else:
+            self._announce_now.set()
+
+    async def _renewed(self, sent_at: float) -> None:
+        try:
+            await self.deadlines.renewed(sent_at)
+        except OSError as error:
+            events.error("deadlines-not-stored", error=error)
+
+    async def _adopt_stop_times(self, times: Mapping[str, float], names: Collection[str]) -> None:
+        """Enforce what the registry says of these resources, and report it."""
+        for name in times.keys() & set(names):
+            hosted = self.hosted[name]
+            can_move = hosted.adapter is not None and hosted.adapter.can_move
+            is_adopted = bool((hosted.record.config or {}).get("pid_file"))
+            after_s = times[name] if self.deadlines.is_enforced and can_move and not is_adopted else 0.0
+            if hosted.record.config is None or hosted.record.stop_after_s == after_s:
+                continue
+            hosted.record.stop_after_s = after_s
+            try:
+                await self._save(hosted)
+            except OSError as error:
+                hosted.record.stop_after_s = 0.0  # it reports that it does not enforce it
+                events.error("deadline-not-stored", resource=name, error=error)
+            self._announce_now.set()
+
+    async def _require_may_run(self, hosted: resource_host.HostedResource, stop_after_s: float) -> bool:
+        if not self.deadlines.is_enforced:
+            return False
+        if not self.deadlines.may_run(stop_after_s):
+            with contextlib.suppress(errors.MusterError):
+                await self._renew()
+        if not self.deadlines.may_run(stop_after_s):
+            raise errors.Unavailable(
+                f"{self.name} could not renew: {hosted.record.name} may run elsewhere by now"
+            )
+        try:
+            await self.deadlines.keep()
+        except OSError as error:
+            raise errors.Unavailable(f"{self.name} cannot store its stop deadlines: {error}") from error
+        return True
+
+    async def _stop_overdue_forever(self) -> None:
+        being_stopped: set[str] = set()
+        while True:
+            await asyncio.sleep(watchdog.TICK_S)
+            for name in set(self.deadlines.overdue()) - being_stopped:
+                hosted = self.hosted[name]
+                if hosted.adapter is not None and hosted.observed.state in resource_host.RUNNING:
+                    being_stopped.add(name)
+                    stop = self._tasks.spawn("stop", self._stop_overdue(hosted))
+                    stop.add_done_callback(functools.partial(_discard, being_stopped, name))
+
+    async def _stop_overdue(self, hosted: resource_host.HostedResource) -> None:
+        """It may be started elsewhere soon. If this takes too long, the watchdog kills it."""
+        async with hosted.lock:
+            record = hosted.record
+            is_overdue = record.stop_after_s and not self.deadlines.may_run(record.stop_after_s)
+            if not is_overdue or hosted.adapter is None:
+                return
+            events.warning("stop-overdue", resource=record.name, after_s=record.stop_after_s)
+            record.runtime.pop("ran", None)  # the run has not ended by itself: it counts as none
+            try:
+                async with asyncio.timeout(record.stop_after_s):
+                    await hosted.adapter.execute("stop", {})
+                    await self._observe(hosted)
+            except Exception as error:  # noqa: BLE001  (adapters are third-party code)
+                events.error("not-stopped", resource=record.name, error=error)
+                await asyncio.sleep(watchdog.TICK_S)
 
     def _existing(self) -> list[str]:
         return [name for name, hosted in self.hosted.items() if hosted.record.config is not None]
@@ -400,6 +510,10 @@ def collect_facts() -> dict[str, Any]:
     }
 
 
+def _discard(names: set[str], name: str, _: object) -> None:
+    names.discard(name)
+
+
 def _reported(hosted: resource_host.HostedResource) -> protocol.ReportedResource:
     pid = hosted.observed.properties.get("pid")
     return protocol.ReportedResource(
@@ -408,6 +522,7 @@ def _reported(hosted: resource_host.HostedResource) -> protocol.ReportedResource
         hosted.observed.state,
         hosted.observed.ran or 0,
         pid if isinstance(pid, int) else 0,
+        hosted.record.stop_after_s,
     )
 
 

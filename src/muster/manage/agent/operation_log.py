@@ -31,6 +31,8 @@ class OperationRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     runtime: dict[str, Any] = {}
     operations: dict[str, protocol.OperationResult | None] = {}  # None: started
     formerly: str = ""  # the previous name
+    stop_after_s: float = 0.0  # it may move: see `muster.manage.agent.deadlines`; 0: it may not
+    mark: str = ""  # of the processes of its last run
 
 
 class OperationHistory:
@@ -50,6 +52,7 @@ class OperationHistory:
         mine.type, mine.config, mine.digest = former.type, former.config, former.digest
         mine.runtime, former.runtime = former.runtime, {}
         mine.formerly = former.name
+        mine.stop_after_s, former.stop_after_s = former.stop_after_s, 0.0
         former.config, former.digest, former.manager = None, "", ""
 
     def to_store(self) -> bytes:

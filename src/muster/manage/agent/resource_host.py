@@ -36,6 +36,10 @@ NAMES_MAX = 1_000  # names of hosted resources in one reply
 EVENTS_A_SECOND = 10  # per resource; the next heartbeat reports later changes
 # Files beside the records; no resource has a name with a dot, and each has a folder of its name.
 BOOT, FLOOR = ".boot", ".floor"
+RUNNING = (
+    *(health.HealthState.UP, health.HealthState.STARTING, health.HealthState.LATE),
+    *(health.HealthState.DRAINING, health.HealthState.UNKNOWN),
+)
 CHANGING = (
     *(protocol.Verb.PUT, protocol.Verb.CREATE, protocol.Verb.DELETE),
     *(protocol.Verb.RENAME, protocol.Verb.EXECUTE),
@@ -114,6 +118,11 @@ class ResourceHost(abc.ABC):
     @abc.abstractmethod
     async def _stored_secret(self, hosted: HostedResource, name: str) -> str:
         """A secret from the domain's store, for this resource."""
+
+    @abc.abstractmethod
+    async def _require_may_run(self, hosted: HostedResource, stop_after_s: float) -> bool:
+        """Whether it will be stopped if its agent cannot renew. Raises `errors.Unavailable` if it may run
+        elsewhere by now."""
 
     async def _resume(self) -> None:
         """Find the resources that were hosted before a restart."""
@@ -261,6 +270,12 @@ class ResourceHost(abc.ABC):
         record = hosted.record
         if operation.generation:
             hosted.context.generation = operation.generation
+        if operation.verb is protocol.Verb.CREATE and operation.stop_after_s:
+            is_enforced = await self._require_may_run(hosted, operation.stop_after_s)
+            can_move = self._adapters(operation.type).can_move and not operation.config.get("pid_file")
+            record.stop_after_s = operation.stop_after_s if is_enforced and can_move else 0.0
+        elif record.stop_after_s and may_begin_run(operation):
+            await self._require_may_run(hosted, record.stop_after_s)
         if not hosted.resumed and record.config is not None:
             renewed = operation.verb in (protocol.Verb.CREATE, protocol.Verb.PUT)
             config = operation.config if renewed else record.config
@@ -286,7 +301,7 @@ class ResourceHost(abc.ABC):
                     await hosted.adapter.close()
                 if self._folder is not None and operation.manager:  # an orphan's data is kept
                     await asyncio.to_thread(_remove, self._folder / record.name)
-                hosted.adapter, record.config, record.digest = None, None, ""
+                hosted.adapter, record.config, record.digest, record.stop_after_s = None, None, "", 0.0
                 hosted.resumed = True
                 record.runtime.clear()
                 if record.epoch == operation.epoch:  # not claimed meanwhile
@@ -366,7 +381,7 @@ class ResourceHost(abc.ABC):
                 runtime=hosted.record.runtime,
                 sibling=self._sibling,
                 stored_secret=functools.partial(self._stored_secret, hosted),
-                save=functools.partial(self._save, hosted),
+                save=functools.partial(self._save_run, hosted),
                 broker_access=self.broker_access,
             )
         return hosted
@@ -403,6 +418,12 @@ class ResourceHost(abc.ABC):
             async with hosted.saving:  # one at a time, so that the last write wins
                 await self._write(hosted, self._folder)
 
+    async def _save_run(self, hosted: HostedResource) -> None:
+        """A run is about to begin."""
+        if hosted.record.stop_after_s:
+            await self._require_may_run(hosted, hosted.record.stop_after_s)
+        await self._save(hosted)
+
     async def _save_claims(self, claimed: list[HostedResource]) -> None:
         """Store only what is not on disk yet: a repeated claim continues where the last one timed out."""
         folder, ahead = self._folder, iter(claimed)
@@ -418,9 +439,18 @@ class ResourceHost(abc.ABC):
         await asyncio.gather(*(save_some() for _ in range(SYNCS_AT_ONCE)))
 
     async def _write(self, hosted: HostedResource, folder: pathlib.Path) -> None:
+        if hosted.adapter is not None:
+            hosted.record.mark = hosted.adapter.mark
         stored = (hosted.record.epoch, hosted.record.manager)
         await asyncio.to_thread(_store, folder / f"{hosted.record.name}.json", hosted.to_store())
         hosted.stored = stored
+
+
+def may_begin_run(operation: protocol.Operation) -> bool:
+    stops = operation.operation in ("stop", "drain") or _reads_log(operation)
+    return operation.verb in (protocol.Verb.CREATE, protocol.Verb.PUT) or (
+        operation.verb is protocol.Verb.EXECUTE and not stops
+    )
 
 
 def _reads_log(operation: protocol.Operation) -> bool:

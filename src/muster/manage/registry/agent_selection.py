@@ -6,7 +6,7 @@ import collections
 import functools
 import heapq
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -125,11 +125,45 @@ def counted_entries(raw: manifest.Entries) -> set[str]:
     return {each["name"] for each in entries if isinstance(each, dict) and each.get("count") is not None}
 
 
+class OtherAgents:
+    """Selects agents for resources that leave theirs, among those that are ``suitable``."""
+
+    def __init__(
+        self,
+        state: assignments.AssignmentProcessor,
+        leaving: Collection[str],
+        suitable: Callable[[str], bool],
+    ) -> None:
+        self._state = state
+        self._agents = _Agents(state, leaving, suitable)
+
+    def place(self, spec: protocol.ResourceSpec) -> protocol.ResourceSpec:
+        """Raises `errors.Unavailable` with the reason if there is none."""
+        entry = manifest.ManifestEntry(
+            name=spec.entry or spec.name,
+            type=spec.type,
+            where=spec.where or None,
+            placement=spec.placement or protocol.Placement(),
+        )
+        agent = self._agents.choose(entry, spec.name)
+        moved = manifest.placed(spec, agent, self._state.zone_of(agent))
+        self._agents.placed(moved)
+        return moved
+
+
 class _Agents:
     """Selects the agents of resources. An expression is evaluated once, not for each of them."""
 
-    def __init__(self, state: assignments.AssignmentProcessor) -> None:
+    def __init__(
+        self,
+        state: assignments.AssignmentProcessor,
+        leaving: Collection[str] = (),
+        suitable: Callable[[str], bool] = lambda agent: True,
+    ) -> None:
         self._state = state
+        self._leaving = leaving  # resources that do not stay where they are
+        self._suitable = suitable
+        self._requested: dict[str, list[float]] = {}  # by agent: cores and memory
         self._chosen: dict[str, list[protocol.ResourceSpec]] = collections.defaultdict(list)  # by agent
         # By expression and type: all agents that match, and those that accept resources, by their load
         self._matching: dict[tuple[str | None, str], tuple[set[str], list[tuple[int, str]]]] = {}
@@ -142,8 +176,9 @@ class _Agents:
 
     def placed(self, spec: protocol.ResourceSpec) -> None:
         """What is placed later considers this one as well."""
-        if spec.name not in self._state.resources:
+        if spec.name not in self._state.resources or spec.name in self._leaving:
             self._chosen[spec.agent].append(spec)
+            self._request(spec)
             if spec.entry:
                 self._spread[spec.entry][spec.agent] += 1
             for predicate, hosting in self._hosting.items():
@@ -155,7 +190,8 @@ class _Agents:
         """By entry: the number of its instances on each agent."""
         spread: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
         for resource in self._state.resources.values():
-            if resource.spec.entry and not resource.deleting:
+            is_there = not resource.deleting and resource.spec.name not in self._leaving
+            if resource.spec.entry and is_there:
                 spread[resource.spec.entry][resource.spec.agent] += 1
         return spread
 
@@ -180,15 +216,20 @@ class _Agents:
         key = (entry.where, entry.type)
         if key not in self._matching:
             names = _matching_agents(self._state, entry)
-            least = [(self._count(name), name) for name in names if not self._state.agents[name].cordoned]
+            least = [
+                (self._count(name), name)
+                for name in names
+                if not self._state.agents[name].cordoned and self._suitable(name)
+            ]
             heapq.heapify(least)
             self._matching[key] = (set(names), least)
         matching, least = self._matching[key]
-        if known is not None and known.spec.agent in matching:
+        if known is not None and known.spec.agent in matching and name not in self._leaving:
             return known.spec.agent  # also while its machine is drained
         if not least:
+            matches = f"match {entry.where!r}" if entry.where else f"have the type {entry.type}"
             raise errors.Unavailable(
-                f"{name!r}: all agents that match {entry.where!r} are drained",
+                f"{name!r}: all agents that {matches} are drained" + (" or lost" if self._leaving else ""),
                 hint="muster drain NAME --undo returns one to service",
             )
         if is_anywhere:
@@ -238,7 +279,11 @@ class _Agents:
         """Agents that host a resource that matches."""
         if predicate not in self._hosting:
             matches = python.compile(parser.parse(predicate))
-            specs = [resource.spec for resource in self._state.resources.values() if not resource.deleting]
+            specs = [
+                resource.spec
+                for resource in self._state.resources.values()
+                if not resource.deleting and resource.spec.name not in self._leaving
+            ]
             specs += [spec for chosen in self._chosen.values() for spec in chosen]
             self._hosting[predicate] = {
                 spec.agent for spec in specs if matches(_attributes(self._state, spec).get)
@@ -250,9 +295,17 @@ class _Agents:
         total = self._state.agents[agent].facts.get(fact)
         if isinstance(total, bool) or not isinstance(total, int | float):
             return math.inf
-        hosted = [self._state.resources[name].spec for name in self._state.hosted(agent)]
-        requested = (spec.placement for spec in [*hosted, *self._chosen[agent]] if spec.placement is not None)
-        return total - sum(each.cpu if fact == "cpus" else each.memory_mb for each in requested)
+        if agent not in self._requested:
+            self._requested[agent] = [0.0, 0.0]
+            hosted = [self._state.resources[name].spec for name in self._state.hosted(agent)]
+            for spec in (*hosted, *self._chosen[agent]):
+                self._request(spec)
+        return total - self._requested[agent][fact != "cpus"]
+
+    def _request(self, spec: protocol.ResourceSpec) -> None:
+        if spec.placement is not None and spec.agent in self._requested:
+            self._requested[spec.agent][0] += spec.placement.cpu
+            self._requested[spec.agent][1] += spec.placement.memory_mb
 
 
 def _attributes(state: assignments.AssignmentProcessor, spec: protocol.ResourceSpec) -> dict[str, Any]:

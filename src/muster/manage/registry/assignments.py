@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 import msgspec
 
 from muster.core import errors, health, subjects
-from muster.manage import protocol
+from muster.manage import manifest, protocol
 from muster.manage.registry import records
 
 EPOCH_MAX = 1 << 62  # bound for epochs that an agent reports: a higher one always exists
@@ -124,6 +124,7 @@ class AssignmentProcessor:
         self.managers: dict[str, records.ManagerRecord] = {}
         self.renewed: set[str] = set()  # managers that renewed in this term, including expired ones
         self.deviating: set[str] = set()  # resources that are not in their desired state
+        self.waiting: dict[str, str] = {}  # resources that cannot move, and why; not stored
         self.epoch = 0  # the highest assigned epoch
         # After the first and up to the second of a pair: assigned after a backup that was restored
         self.lost_epochs: list[tuple[int, int]] = []
@@ -322,7 +323,7 @@ class AssignmentProcessor:
             spec=msgspec.structs.replace(resource.spec, desired=self.desired_state(name)),
             epoch=owner.epoch,
             generation=resource.generation,
-            deleting=resource.deleting,
+            deleting=resource.deleting or resource.is_leaving,
             formerly=resource.formerly,
             waits_for=self.waits_for(name),
             status=self.statuses.get(name),
@@ -342,6 +343,8 @@ class AssignmentProcessor:
         A running resource waits for nothing: the failure of a dependency does not stop it.
         """
         resource, status = self.resources[name], self.statuses.get(name)
+        if resource.is_leaving and not resource.deleting:
+            return ()
         if resource.deleting:
             dependants = (
                 dependant for dependant in self._index.dependants.get(name, ()) if dependant in self.resources
@@ -425,7 +428,7 @@ class AssignmentProcessor:
             before = self.owners.get(name)
             if before is not None and (before.manager, before.boot) == (manager, boots[manager]):
                 continue  # it returned to its previous owner
-            epoch = _next_epoch(changes, before.epoch if before else 0)
+            epoch = changes.next_epoch(before.epoch if before else 0)
             changes.owners[name] = records.ResourceOwner(manager=manager, epoch=epoch, boot=boots[manager])
             if len(changes.owners) == ASSIGNED_MAX:
                 break
@@ -445,11 +448,16 @@ class AssignmentProcessor:
                 )
             if before is not None and before.spec == spec:
                 continue
-            if before is not None and before.spec.agent != spec.agent:
-                raise errors.Conflict(
-                    f"{spec.name!r} is on {before.spec.agent!r} and cannot move to {spec.agent!r}",
-                    hint="delete it there, then apply again",
-                )
+            leaves = before is not None and before.spec.agent != spec.agent
+            if before is not None and leaves:
+                if not before.stop_after_s or spec.reschedule is None:
+                    raise errors.Conflict(
+                        f"{spec.name!r} is on {before.spec.agent!r} and cannot move to {spec.agent!r}",
+                        hint="delete it there, then apply again; with `reschedule` it can be moved",
+                    )
+                spec = manifest.placed(spec, before.spec.agent, self.zone_of(before.spec.agent))
+                if before.is_leaving and before.spec == spec:
+                    continue
             if before is not None and before.spec.type != spec.type:
                 raise errors.Conflict(
                     f"{spec.name!r} is a {before.spec.type} and cannot become a {spec.type}"
@@ -457,9 +465,58 @@ class AssignmentProcessor:
             generation = before.generation + 1 if before else 1
             formerly = before.formerly if before else ""
             changes.resources[spec.name] = records.ResourceRecord(
-                spec=spec, generation=generation, by=by, formerly=formerly
+                spec=spec,
+                generation=generation,
+                by=by,
+                formerly=formerly,
+                stop_after_s=self.certain_stop_s(spec, before),
+                is_leaving=leaves or (before is not None and before.is_leaving),
+                moves_ms=before.moves_ms if before else (),
             )
         return changes
+
+    def certain_stop_s(
+        self, spec: protocol.ResourceSpec, before: records.ResourceRecord | None = None
+    ) -> float:
+        """The time without contact after which the resource has certainly been stopped; 0: it never is. The
+        agent of an existing one is told of a change later."""
+        agent = self.agents.get(spec.agent)
+        if spec.reschedule is None or agent is None or not agent.has_deadlines:
+            return 0.0
+        if before is None:
+            return spec.reschedule.after_s
+        return max(before.stop_after_s, spec.reschedule.after_s) if before.stop_after_s else 0.0
+
+    def confirm_deadlines(
+        self, agent: str, hello: protocol.AgentHello
+    ) -> tuple[dict[str, records.ResourceRecord | None], dict[str, float]]:
+        """What an agent reports to enforce: the changed records, and what it has to enforce instead."""
+        changed: dict[str, records.ResourceRecord | None] = {}
+        expected: dict[str, float] = {}
+        for item in hello.hosted or ():
+            resource = self.resources.get(item.name)
+            if resource is None or resource.spec.agent != agent:
+                continue
+            policy, enforced = resource.spec.reschedule, item.stop_after_s if hello.has_deadlines else 0.0
+            after_s = policy.after_s if policy is not None else 0.0
+            if hello.has_deadlines and enforced != after_s:
+                expected[item.name] = after_s
+            if resource.stop_after_s != enforced and enforced in (0.0, after_s):
+                changed[item.name] = msgspec.structs.replace(resource, stop_after_s=enforced)
+        return changed, expected
+
+    def movable(self, agent: str) -> Collection[str]:
+        """Its resources that it stops if it cannot renew."""
+        return self._index.movable.get(agent, ())
+
+    @property
+    def agents_of_movable(self) -> list[str]:
+        return list(self._index.movable)
+
+    @property
+    def ending(self) -> Collection[str]:
+        """Resources that are deleted, or leave their agents."""
+        return self._index.ending
 
     def set_desired(
         self, name: str, desired: protocol.DesiredState, by: str, kind: protocol.DrainKind | None = None
@@ -535,7 +592,7 @@ class AssignmentProcessor:
         )
         owner = self.owners.get(name)
         if owner is not None:
-            epoch = _next_epoch(changes, owner.epoch)
+            epoch = changes.next_epoch(owner.epoch)
             changes.owners[to] = msgspec.structs.replace(owner, epoch=epoch)
             if name in self.statuses:
                 changes.statuses[to] = self.statuses[name]
@@ -574,12 +631,22 @@ class AssignmentProcessor:
                     hint="delete those as well",
                 )
             if force:
-                changes.resources[name] = changes.owners[name] = changes.statuses[name] = None
+                self.remove(changes, name)
             elif not resource.deleting:
                 changes.resources[name] = msgspec.structs.replace(
                     resource, deleting=True, by=by, generation=resource.generation + 1
                 )
         return changes
+
+    def remove(self, changes: records.RegistryChanges, name: str) -> None:
+        """Without its agent, which has to report all that it hosts before it renews again."""
+        changes.resources[name] = changes.owners[name] = changes.statuses[name] = None
+        self.require_report(changes, self.resources[name].spec.agent)
+
+    def require_report(self, changes: records.RegistryChanges, agent: str) -> None:
+        known = changes.agents.get(agent) or self.agents.get(agent)
+        if known is not None and known.has_deadlines:
+            changes.agents[agent] = msgspec.structs.replace(known, must_report=True)
 
     def forget(self, agent: str, by: str = "", *, is_live: bool = False) -> records.RegistryChanges:
         """Remove the resources of an agent that will not return, without contacting it. If it is live, their
@@ -591,7 +658,7 @@ class AssignmentProcessor:
         for name in self.hosted(agent):
             resource = self.resources[name]
             if not is_live:
-                changes.resources[name] = changes.owners[name] = changes.statuses[name] = None
+                self.remove(changes, name)
             elif not resource.deleting:
                 changes.resources[name] = msgspec.structs.replace(
                     resource, deleting=True, by=by, generation=resource.generation + 1
@@ -621,7 +688,7 @@ class AssignmentProcessor:
                     refused[name] = owner.epoch
                     continue
                 # Only a registry restored from a backup assigns a lower epoch than an agent has accepted.
-                later = _next_epoch(changes, status.superseded_by)
+                later = changes.next_epoch(status.superseded_by)
                 changes.owners[name] = msgspec.structs.replace(owner, epoch=later)
             elif status.gone and self.resources[name].deleting:
                 changes.resources[name] = None
@@ -641,9 +708,3 @@ class AssignmentProcessor:
         assert set(self.statuses) <= set(self.resources)
         assert set(self._changes.released) <= set(self.managers)
         assert self.deviating == {name for name in self.resources if not self._is_as_desired(name)}
-
-
-def _next_epoch(changes: records.RegistryChanges, above: int) -> int:
-    """The next value of the counter, or a higher one if the epoch of the resource was raised separately."""
-    changes.epoch += 1
-    return max(changes.epoch, above + 1)

@@ -13,6 +13,7 @@ import collections
 import contextlib
 import json
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
@@ -20,13 +21,14 @@ import msgspec
 
 from muster.bus import api, leases
 from muster.bus.rpc import request_audit, requests, server
-from muster.core import backoff, errors, lifecycle, messages
+from muster.core import backoff, errors, lifecycle, messages, units
 from muster.core.telemetry import log
 from muster.manage import protocol
 from muster.manage.registry import (
     assignments,
     handlers,
     inventory,
+    moves,
     records,
     registry_log,
     secret_store,
@@ -39,6 +41,7 @@ events = log.EventLog("manage")
 MANAGER_TTL_S = 6.0
 CLOSED_GRACE_S = 1.0
 LOOK_S = 5.0
+MOVE_LOOK_S = 1.0
 RESTART_POLICY = backoff.BackoffPolicy(crashes_max=None, pause_s=5.0)  # another endpoint may act meanwhile
 PENDING_MAX = 20_000  # concurrent requests: a complete fleet may announce itself at once
 
@@ -207,7 +210,9 @@ class RegistryEndpoint(lifecycle.ServiceContext):
                     self.presence.since = loop.time()  # announcements may have been lost meanwhile
                     await self._poke(acting.managers)
                 await self._expire_and_assign(loop.time(), quiet_until)
-                dues = (acting.next_expiry(), quiet_until, loop.time() + LOOK_S)
+                await self._move(acting)
+                look_s = MOVE_LOOK_S if acting.agents_of_movable or acting.ending else LOOK_S
+                dues = (acting.next_expiry(), quiet_until, loop.time() + look_s)
                 due = min(at for at in dues if at is not None and at > loop.time())
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(max(0.01, due - loop.time())):
@@ -263,6 +268,39 @@ class RegistryEndpoint(lifecycle.ServiceContext):
                 return 0
         lost.update(managers)
         return len(changes.owners)
+
+    async def _move(self, acting: assignments.AssignmentProcessor) -> None:
+        """Start elsewhere what has certainly stopped, and end the deletions of lost machines."""
+        moved: collections.defaultdict[str, list[str]] = collections.defaultdict(list)
+        ended: collections.defaultdict[str, list[str]] = collections.defaultdict(list)
+        decided: moves.MovePlan | None = None
+        while (acting.agents_of_movable or acting.ending) and (decided is None or decided.size):
+            async with self._write:
+                now = asyncio.get_running_loop().time()
+                decided = moves.plan(self._acting(), self.presence, now, int(time.time() * 1000))
+                acting.waiting = decided.waiting
+                if not decided.size:
+                    decided.changes = moves.leave_drained(acting, self.presence, now)
+                if not decided.size:
+                    break
+                try:
+                    await self.commit(decided.changes)
+                except errors.MusterError as error:
+                    events.warning("not-moved", error=error)
+                    if self.processor is None:
+                        raise
+                    break
+            for total, part in ((moved, decided.moved), (ended, decided.ended)):
+                for agent, names in part.items():
+                    total[agent] += names
+        for agent, names in moved.items():
+            events.warning("machine-lost", agent=agent, moved=len(names))
+            why = f"no contact; {units.format_count(len(names), 'resource')} moved: {', '.join(names[:10])}"
+            await self.record("move", agent, why, who=self.name)
+        for agent, names in ended.items():
+            why = f"no contact with its machine {agent}, which deletes it when it returns"
+            for name in names:
+                await self.record("delete-lost", name, why, who=self.name)
 
     @staticmethod
     def _all_managers_seen(acting: assignments.AssignmentProcessor) -> bool:
@@ -363,6 +401,7 @@ class RegistryEndpoint(lifecycle.ServiceContext):
         async with self._write:
             acting = self._acting()
             before = acting.agents.get(name)
+            is_renewed = hello.hosted is not None or (before is not None and not before.must_report)
             now = records.AgentRecord(
                 zone=hello.zone,
                 labels=hello.labels,
@@ -371,23 +410,35 @@ class RegistryEndpoint(lifecycle.ServiceContext):
                 machine=hello.machine,
                 cordoned=before.cordoned if before else False,
                 forgotten=before.forgotten if before else False,
+                has_deadlines=hello.has_deadlines,
+                must_report=before.must_report if before else False,
             )
             if len(msgspec.json.encode(now)) > protocol.AGENT_BYTES_MAX:
                 raise errors.LimitExceeded(
                     f"facts and labels of {name!r} exceed {protocol.AGENT_BYTES_MAX} bytes"
                 )
-            if now != before:
-                await self.commit(records.RegistryChanges(agents={name: now}, epoch=acting.epoch))
             orphans = inventory.find_orphans(acting, name, hello.hosted or ())
+            new_orphans = self.presence.inventories.record(name, hello, orphans)
+            if hello.hosted is not None and not hello.until and not self.presence.inventories.count(name):
+                now = msgspec.structs.replace(now, must_report=False)  # what was moved is gone
+            changes = records.RegistryChanges(epoch=acting.epoch)
+            changes.resources, stop_after_s = acting.confirm_deadlines(name, hello)
+            if now != before:
+                changes.agents[name] = now
+            if changes:
+                await self.commit(changes)
             epoch = acting.epoch
-        self.presence.announced(name, asyncio.get_running_loop().time())
-        for orphan in self.presence.inventories.record(name, hello, orphans):
+            if is_renewed:
+                self.presence.announced(name, asyncio.get_running_loop().time())
+        for orphan in new_orphans:
             events.warning("orphan", resource=orphan.name, agent=name, reason=orphan.reason)
             if orphan.is_deleted:
                 why = f"{orphan.reason}, and still existed on {name}"
                 await self.record("delete-orphan", orphan.name, why, who=self.name, agent=name)
         return protocol.HelloResult(
-            orphans={orphan.name: max(epoch, orphan.epoch) for orphan in orphans if orphan.is_deleted}
+            is_renewed=is_renewed,
+            stop_after_s=stop_after_s,
+            orphans={orphan.name: max(epoch, orphan.epoch) for orphan in orphans if orphan.is_deleted},
         )
 
     async def _forwarded_secret(

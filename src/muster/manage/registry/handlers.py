@@ -166,7 +166,7 @@ class RegistryHandlers:
                 return rows.ApplyResult(counts={"keep": len(specs)}, changed_count=0, rollout=joined)
             steps, changes = await asyncio.to_thread(_decide, state, specs, by, counted)
             notes = _notes(state, specs, changes)
-            update = _update_steps(state, changes)
+            update = _update_steps(state, changes, {spec.name: spec for spec in specs})
             id = await self._begin_update(state, by, update) if update else ""
             if changes and not update:
                 await self._registry.commit(changes)
@@ -568,13 +568,15 @@ def _same_update(
 
 
 def _update_steps(
-    state: assignments.AssignmentProcessor, changes: records.RegistryChanges
+    state: assignments.AssignmentProcessor,
+    changes: records.RegistryChanges,
+    specs: Mapping[str, protocol.ResourceSpec],
 ) -> dict[str, rollout.RolloutStep]:
     """The steps of an update: if something exists that changes, or has a policy. Otherwise there are none."""
     steps = {
         name: rollout.RolloutStep(
             before=state.resources[name].spec if name in state.resources else None,
-            after=None if record.deleting else record.spec,
+            after=None if record.deleting else specs[name],
         )
         for name, record in changes.resources.items()
         if record is not None

@@ -25,6 +25,11 @@ class ResourceRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     by: str = ""
     deleting: bool = False
     formerly: str = ""  # the previous name, until the agent has renamed it
+    stop_after_s: float = (
+        0.0  # its agent has certainly stopped it if it could not renew for so long; 0: never
+    )
+    is_leaving: bool = False  # its agent deletes it, so that it can be started on another one
+    moves_ms: tuple[int, ...] = ()  # when it was moved, within the window of its policy
 
 
 class ResourceOwner(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -47,6 +52,8 @@ class AgentRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     machine: str = ""
     cordoned: bool = False
     forgotten: bool = False
+    has_deadlines: bool = False
+    must_report: bool = False  # something was moved from it: it renews only by reporting all that it hosts
 
 
 @dataclass(slots=True)
@@ -58,6 +65,11 @@ class RegistryChanges:
     statuses: dict[str, protocol.ResourceStatus | None] = field(default_factory=dict)
     agents: dict[str, AgentRecord | None] = field(default_factory=dict)
     epoch: int = 0
+
+    def next_epoch(self, above: int) -> int:
+        """The next value of the counter, or a higher one if that of the resource was raised separately."""
+        self.epoch += 1
+        return max(self.epoch, above + 1)
 
     def __bool__(self) -> bool:
         return bool(self.resources or self.owners or self.statuses or self.agents)
@@ -81,6 +93,8 @@ class ResourceIndex:
         self.hosted: dict[str, set[str]] = {}  # by agent
         self.renamed: dict[str, str] = {}  # by former name, until the agent has renamed it
         self.dependants: dict[str, set[str]] = {}  # by the name that they depend on
+        self.movable: dict[str, set[str]] = {}  # by agent
+        self.ending: set[str] = set()  # resources that their agents are to delete
 
     def set_resource(
         self,
@@ -96,10 +110,17 @@ class ResourceIndex:
             if self.renamed.get(before.formerly) == name:
                 del self.renamed[before.formerly]
             _discard(self.hosted, before.spec.agent, name)
+            if before.stop_after_s:
+                _discard(self.movable, before.spec.agent, name)
+            self.ending.discard(name)
         if resource is None:
             self.unowned.discard(name)
             return
         self.hosted.setdefault(resource.spec.agent, set()).add(name)
+        if resource.stop_after_s:
+            self.movable.setdefault(resource.spec.agent, set()).add(name)
+        if resource.deleting or resource.is_leaving:
+            self.ending.add(name)
         for dependency in resource.spec.depends_on:
             self.dependants.setdefault(dependency, set()).add(name)
         if resource.formerly:

@@ -21,7 +21,7 @@ import msgspec
 
 from muster.core import errors, messages
 from muster.core.telemetry import log
-from muster.manage import protocol, rows
+from muster.manage import manifest, protocol, rows
 from muster.manage.registry import (
     assignments,
     operations,
@@ -513,9 +513,13 @@ def promote(
     deleted = []
     for name in names:
         step, known = engine.rollout.steps[name], state.resources.get(name)
+        if known is not None and step.before is not None and known.spec.agent != step.before.agent:
+            _follow(step, known.spec.agent, state.zone_of(known.spec.agent))
         if known is None if step.before is not None else known is not None and known.spec != step.after:
             engine.skip(name, "it was created or deleted meanwhile")
-        elif known is not None and (known.deleting or known.spec not in (step.before, step.after)):
+        elif known is not None and (
+            known.deleting or not _is_of(step, known.spec, state.zone_of(known.spec.agent))
+        ):
             engine.skip(name, "it was changed or deleted meanwhile")
         elif step.after is None:
             deleted.append(name)
@@ -530,6 +534,19 @@ def promote(
         for name in deleted:
             engine.fail(name, error.message)
     return changes
+
+
+def _follow(step: rollout.RolloutStep, agent: str, zone: str) -> None:
+    """Its resource was moved meanwhile."""
+    step.before = step.before and manifest.placed(step.before, agent, zone)
+    step.after = step.after and manifest.placed(step.after, agent, zone)
+
+
+def _is_of(step: rollout.RolloutStep, spec: protocol.ResourceSpec, zone: str) -> bool:
+    after = step.after
+    if after is not None and after.agent != spec.agent:  # it is leaving its agent
+        after = manifest.placed(after, spec.agent, zone)
+    return spec in (step.before, after)
 
 
 def _now() -> float:

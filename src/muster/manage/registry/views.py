@@ -108,6 +108,12 @@ def resource_row(state: assignments.AssignmentProcessor, name: str) -> rows.Reso
     if status is not None:
         is_current = status.state is shown
         reason = status.fault or (status.reason if is_current else "the new desired state is not applied yet")
+    if resource.is_leaving:
+        reason = (
+            f"it leaves {resource.spec.agent}" if status is None or not status.gone else "it has no agent"
+        )
+    if (waits := state.waiting.get(name)) is not None:
+        reason = waits
     return rows.ResourceRow(
         name=name,
         type=resource.spec.type,
@@ -202,6 +208,10 @@ class AgentPresence:
 
     def announced(self, name: str, now: float) -> None:
         self._announced_at[name] = now
+
+    def contact_at(self, name: str) -> float:
+        """When the agent had contact with a registry, at the latest."""
+        return max(self.since, self._announced_at.get(name, self.since))
 
     def forget(self, name: str) -> None:
         self._announced_at.pop(name, None)

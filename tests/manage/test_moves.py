@@ -1,0 +1,429 @@
+"""Resources of lost and of drained machines are started on other machines, and never run twice.
+
+In virtual time, with the real registry, manager and agents. `test_watchdog` has the watchdog of an agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from muster.bus.memory import network
+from muster.core import errors, health
+from muster.manage import client, protocol
+from muster.manage.agent import agent, deadlines
+from muster.manage.manager import manager
+from muster.manage.registry import moves, records, views
+from muster.testing import virtual_clock
+from tests.manage import assignment_cases
+from tests.manage.test_registry import RegistryWorld, until
+
+UP = health.HealthState.UP
+AFTER_S = 20.0
+
+
+class PresentAgent(deadlines.ResourceWatchdog):
+    """These agents are never frozen, so nothing has to watch them."""
+
+    def renewed_at(self) -> float | None:
+        return None
+
+    def keep(self, renewed_at: float, first_s: float) -> None:
+        pass
+
+
+class MovingWorld(RegistryWorld):
+    """Three machines: a, b and c. While it lives, it checks that nothing runs twice."""
+
+    hosts: dict[str, agent.Agent]
+
+    async def start_all(self) -> None:
+        self.hosts = {}
+        for name in "abc":
+            await self.start_agent(name)
+        self.registry = await self.start_registry("registry-1")
+        boss = manager.Manager(await self.net.connect("manager-1"), tick_s=0.1)
+        self.manager = await self.stack.enter_async_context(boss)
+        await self.registry.acting.wait()
+        self.client = client.ManageClient(await self.net.connect("ann"))
+        await until(
+            lambda: len(self.state.agents) == 3 and all(a.has_deadlines for a in self.state.agents.values())
+        )
+        self.stack.push_async_callback(self._end, asyncio.ensure_future(self._check_forever()))
+
+    async def start_agent(self, name: str, **options: Any) -> agent.Agent:
+        clock = asyncio.get_running_loop().time
+        made = agent.Agent(
+            await self.net.connect(name),
+            None,
+            beat_s=1.0,
+            clock=clock,
+            guard=PresentAgent(),
+            elapsed_s=clock,
+            zone=f"zone-{name}",
+            **options,
+        )
+        self.hosts[name] = made
+        return await self.stack.enter_async_context(made)
+
+    @property
+    def state(self) -> Any:
+        return self.registry.processor
+
+    def runs_on(self, name: str) -> str:
+        hosts = [
+            agent
+            for agent, host in self.hosts.items()
+            if name in host.hosted
+            and (adapter := host.hosted[name].adapter) is not None
+            and host.hosted[name].record.config is not None
+            and adapter.state is UP
+        ]
+        assert len(hosts) < 2, f"{name} runs on {hosts}"
+        return "".join(hosts)
+
+    async def _check_forever(self) -> None:
+        while True:
+            for name in {name for host in self.hosts.values() for name in host.hosted}:
+                self.runs_on(name)
+            await asyncio.sleep(0.05)
+
+    async def _end(self, task: asyncio.Future[None]) -> None:
+        if task.done():
+            task.result()
+        task.cancel()
+
+    async def run(self, *names: str, **fields: Any) -> None:
+        """Apply resources that may move, which begin on the machine a."""
+        entry = {"type": "memory", "placement": {}, "reschedule": {"after_s": AFTER_S}, **fields}
+        for other in "bc":
+            await self.client.drain(other)
+        await self.client.apply(json.dumps({"resources": [{"name": name, **entry} for name in names]}))
+        for name in names:
+            await self.client.wait(name, "up", timeout_s=60)
+            assert self.runs_on(name) == "a"
+        for other in "bc":
+            await self.client.undrain(other)
+
+    async def moves_within(self, name: str, seconds: float) -> float:
+        """How long it takes until it runs on another machine than a."""
+        began = asyncio.get_running_loop().time()
+        await until(lambda: self.runs_on(name) in ("b", "c"), within_s=seconds)
+        return asyncio.get_running_loop().time() - began
+
+
+def play(scenario: Callable[[MovingWorld], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            world = MovingWorld(network.SimulatedNetwork(1), stack)
+            await world.start_all()
+            await scenario(world)
+
+    virtual_clock.run_virtual(run())
+
+
+def test_resources_of_a_lost_machine_are_started_elsewhere():
+    async def scenario(world: MovingWorld) -> None:
+        await world.run("web", "db")
+        await world.run("bound", reschedule=None)
+        world.net.cut("a")
+        await asyncio.sleep(AFTER_S * 0.7)
+        assert world.runs_on("web") == "a", "its machine is merely unknown"
+        assert await world.moves_within("web", 15.0) > AFTER_S * 0.2
+        await world.moves_within("db", 2.0)
+        assert {world.runs_on("web"), world.runs_on("db")} == {"b", "c"}, "they are spread"
+        row = await world.client.describe("web")
+        assert row.spec.agent in ("b", "c")
+        assert world.runs_on("bound") == "a"
+        world.net.heal()
+        await until(lambda: not {"web", "db"} & _there(world.hosts["a"]), within_s=10)
+        await until(lambda: not world.state.agents["a"].must_report)
+        assert world.runs_on("bound") == "a"
+
+    play(scenario)
+
+
+def _there(host: agent.Agent) -> set[str]:
+    return {name for name, hosted in host.hosted.items() if hosted.record.config is not None}
+
+
+def test_an_agent_that_cannot_renew_stops_what_may_move_and_starts_it_when_it_can():
+    async def scenario(world: MovingWorld) -> None:
+        await world.run("web")
+        await world.run("bound", reschedule=None)
+        world.net.cut("a")
+        await asyncio.sleep(AFTER_S * 0.6)
+        assert world.runs_on("web") == "a"
+        await asyncio.sleep(AFTER_S * 0.25)
+        assert world.runs_on("web") == ""
+        assert world.runs_on("bound") == "a"
+        hosted = world.hosts["a"].hosted["web"]
+        start = protocol.Operation(
+            id="late",
+            verb=protocol.Verb.EXECUTE,
+            resource="web",
+            epoch=hosted.record.epoch,
+            operation="start",
+        )
+        assert (await world.hosts["a"].execute(start)).code == "unavailable", "an operation that arrives late"
+        world.net.heal()  # in time
+        await until(lambda: world.runs_on("web") == "a", within_s=10)
+        assert (await world.client.describe("web")).spec.agent == "a"
+
+    play(scenario)
+
+
+def test_without_a_registry_nothing_moves_and_a_new_one_counts_anew():
+    async def scenario(world: MovingWorld) -> None:
+        standby = await world.start_registry("registry-2")
+        await world.run("web")
+        world.net.cut("a")
+        await asyncio.sleep(AFTER_S * 0.7)
+        await world.registry.stop()
+        await standby.acting.wait()
+        world.registry = standby
+        assert await world.moves_within("web", 40.0) > AFTER_S - 1
+
+    play(scenario)
+
+
+def test_a_machine_that_kills_its_resources_gets_no_more_after_some_attempts():
+    async def scenario(world: MovingWorld) -> None:
+        await world.run("web", reschedule={"after_s": 5, "attempts": 1})
+        world.net.cut("a")
+        await world.moves_within("web", 15.0)
+        world.net.cut("b", "c")
+        world.net.heal()
+        there = world.runs_on("web")
+        await asyncio.sleep(1.0)
+        world.net.cut(there)
+        await asyncio.sleep(30.0)
+        assert world.state.resources["web"].spec.agent == there
+        row = await world.client.describe("web")
+        assert row.reason == "it was moved 1 times within 3600 s"
+
+    play(scenario)
+
+
+def test_without_a_suitable_machine_it_waits_and_says_why():
+    async def scenario(world: MovingWorld) -> None:
+        await world.run("web", where="zone = 'zone-a'", placement=None)
+        world.net.cut("a")
+        await asyncio.sleep(AFTER_S * 1.5)
+        row = await world.client.describe("web")
+        assert row.spec.agent == "a"
+        assert row.reason.startswith("no other machine: 'web': all agents that match"), row.reason
+        world.net.heal()
+        await until(lambda: world.runs_on("web") == "a")
+
+    play(scenario)
+
+
+def test_resources_of_a_drained_machine_move_after_they_were_stopped():
+    async def scenario(world: MovingWorld) -> None:
+        await world.run("web", "db")
+        await world.run("bound", reschedule=None)
+        await world.client.drain("a")
+        await world.moves_within("web", 20.0)
+        await world.moves_within("db", 20.0)
+        assert not {"web", "db"} & _there(world.hosts["a"])
+        row = await world.client.describe("bound")
+        assert (row.state, row.spec.agent) == ("down", "a")
+        assert not world.state.resources["web"].moves_ms, "that was on request"
+
+    play(scenario)
+
+
+def test_a_drained_machine_without_another_keeps_its_resources():
+    async def scenario(world: MovingWorld) -> None:
+        await world.run("web", where="zone = 'zone-a'", placement=None)
+        await world.client.drain("a")
+        await asyncio.sleep(10.0)
+        row = await world.client.describe("web")
+        assert (row.state, row.spec.agent) == ("down", "a")
+        assert row.reason.startswith("drained; no other machine"), row.reason
+        await world.client.undrain("a")
+        await until(lambda: world.runs_on("web") == "a")
+
+    play(scenario)
+
+
+def test_a_changed_entry_moves_what_may_move():
+    async def scenario(world: MovingWorld) -> None:
+        await world.run("web")
+        entry = {
+            "name": "web",
+            "type": "memory",
+            "where": "zone = 'zone-c'",
+            "reschedule": {"after_s": AFTER_S},
+        }
+        await world.client.apply(json.dumps({"resources": [entry]}))
+        await until(lambda: world.runs_on("web") == "c")
+        await world.client.wait("web", "up")
+        await world.run("bound", reschedule=None)
+        with pytest.raises(errors.Conflict, match="cannot move"):
+            await world.client.apply(
+                json.dumps({"resources": [entry | {"name": "bound", "reschedule": None}]})
+            )
+
+    play(scenario)
+
+
+def test_a_deletion_ends_without_its_machine():
+    async def scenario(world: MovingWorld) -> None:
+        await world.run("web")
+        await world.run("bound", reschedule=None)
+        world.net.cut("a")
+        await world.client.delete("bound", "web")
+        await asyncio.sleep(moves.DELETE_LOST_S * 0.8)
+        assert {"bound", "web"} <= world.state.resources.keys()
+        await world.client.wait_gone("bound", "web", timeout_s=60)
+        assert world.runs_on("bound") == "a"
+        world.net.heal()
+        await until(lambda: not _there(world.hosts["a"]), within_s=15)
+
+    play(scenario)
+
+
+def test_a_changed_policy_counts_when_the_agent_enforces_it():
+    async def scenario(world: MovingWorld) -> None:
+        await world.run("web")
+
+        async def change(after_s: float | None) -> None:
+            reschedule = {"after_s": after_s} if after_s else None
+            entry = {"name": "web", "type": "memory", "placement": {}, "reschedule": reschedule}
+            await world.client.apply(json.dumps({"resources": [entry]}))
+
+        def certain() -> tuple[float, float]:
+            enforced = world.hosts["a"].hosted["web"].record.stop_after_s
+            stored = world.state.resources["web"].stop_after_s
+            assert not stored or stored >= enforced
+            return stored, enforced
+
+        assert certain() == (20.0, 20.0)
+        await change(40.0)
+        assert certain() == (40.0, 20.0), "at once, because the agent may enforce it from now on"
+        await until(lambda: certain() == (40.0, 40.0), within_s=60)
+        await change(10.0)
+        assert certain() == (40.0, 40.0), "until the agent enforces it"
+        await until(lambda: certain() == (10.0, 10.0), within_s=60)
+        await change(None)
+        assert certain() == (0.0, 10.0)
+        await until(lambda: certain() == (0.0, 0.0), within_s=60)
+        await change(30.0)
+        assert certain() == (0.0, 0.0)
+        await until(lambda: certain() == (30.0, 30.0), within_s=60)
+
+    play(scenario)
+
+
+def test_an_agent_without_deadlines_loses_nothing():
+    async def scenario(world: MovingWorld) -> None:
+        await world.run("web")
+        host = world.hosts["a"]
+        host.deadlines._guard = None  # as an earlier version, or one that has no folder
+        host._announce_now.set()
+        await until(lambda: not world.state.resources["web"].stop_after_s)
+        world.net.cut("a")
+        await asyncio.sleep(60.0)
+        assert world.state.resources["web"].spec.agent == "a"
+
+    play(scenario)
+
+
+def test_values_of_its_machine_are_replaced_anew():
+    async def scenario(world: MovingWorld) -> None:
+        await world.run("web", where="zone = 'zone-a'")
+        entry = {
+            "name": "w",
+            "type": "memory",
+            "count": 1,
+            "where": "zone <> 'zone-b'",
+            "config": {"value": "{zone}/{agent}/{name}/{8000+index}"},
+            "reschedule": {"after_s": AFTER_S},
+        }
+        await world.client.drain("c")
+        await world.client.apply(json.dumps({"resources": [entry]}))
+        await world.client.wait("w-1", "up")
+        await world.client.undrain("c")
+        assert (await world.client.describe("w-1")).spec.config == {"value": "zone-a/a/w-1/8001"}
+        world.net.cut("a")
+        await until(lambda: world.runs_on("w-1") == "c")
+        assert (await world.client.describe("w-1")).spec.config == {"value": "zone-c/c/w-1/8001"}
+        result = await world.client.apply(json.dumps({"resources": [entry]}))
+        assert result.changed_count == 0, "the manifest says the same"
+
+    play(scenario)
+
+
+def test_a_thousand_resources_are_moved_in_parts():
+    state, presence, now = _lost_machine(1_200)
+    decided = moves.plan(state, presence, now, 0)
+    assert decided.size == moves.MOVES_MAX
+    state.accept(decided.changes)
+    state.check_invariants()
+    while decided.size:
+        decided = moves.plan(state, presence, now, 0)
+        state.accept(decided.changes)
+    counts = {agent: len(state.hosted(agent)) for agent in state.agents}
+    assert counts == {"a": 0, "b": 600, "c": 600}
+
+
+def _lost_machine(count: int) -> tuple[Any, views.AgentPresence, float]:
+    state = assignment_cases.having()
+    agents = {name: records.AgentRecord(zone=name, types=("memory",), has_deadlines=True) for name in "abc"}
+    specs = [
+        protocol.ResourceSpec(
+            name=f"r{number}", type="memory", agent="a", reschedule=protocol.ReschedulePolicy(after_s=AFTER_S)
+        )
+        for number in range(count)
+    ]
+    state.accept(records.RegistryChanges(agents=dict(agents)))
+    state.accept(state.apply(specs, "ann"))
+    presence = views.AgentPresence(0.0)
+    for name, at in (("a", 0.0), ("b", AFTER_S), ("c", AFTER_S)):
+        presence.announced(name, at)
+    return state, presence, AFTER_S + 0.1
+
+
+def test_nothing_moves_before_its_time():
+    state, presence, _ = _lost_machine(3)
+    assert not moves.plan(state, presence, AFTER_S, 0).size
+    assert moves.plan(state, presence, AFTER_S + 0.01, 0).size == 3
+    presence.since = 5.0  # the registry became active later
+    assert not moves.plan(state, presence, AFTER_S + 5.0, 0).size
+
+
+def test_what_has_ended_or_is_to_be_down_stays():
+    state, presence, now = _lost_machine(3)
+    done = protocol.ResourceStatus(state=health.HealthState.COMPLETED, generation=1)
+    state.accept(records.RegistryChanges(statuses={"r0": done}))
+    state.accept(state.set_desired("r1", protocol.DesiredState.DRAINED, "ann"))
+    assert set(moves.plan(state, presence, now, 0).changes.resources) == {"r2"}
+
+
+def test_the_agent_that_is_chosen_has_room_for_what_moves():
+    state, presence, now = _lost_machine(0)
+    agents = {
+        name: records.AgentRecord(types=("memory",), has_deadlines=True, facts={"cpus": 2}) for name in "abc"
+    }
+    state.accept(records.RegistryChanges(agents=dict(agents)))
+    specs = [
+        protocol.ResourceSpec(
+            name=f"r{number}",
+            type="memory",
+            agent="a",
+            reschedule=protocol.ReschedulePolicy(after_s=AFTER_S),
+            placement=protocol.Placement(cpu=1.0),
+        )
+        for number in range(5)
+    ]
+    state.accept(state.apply(specs, "ann"))
+    decided = moves.plan(state, presence, now, 0)
+    assert decided.size == 4
+    assert "none of 2 agents is suitable" in decided.waiting["r4"]

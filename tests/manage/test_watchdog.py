@@ -1,0 +1,141 @@
+"""The watchdog kills what a frozen or killed agent cannot stop. With real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from muster.manage.agent import deadlines, watchdog
+from muster.supervision import os_process
+from muster.testing.eventually import eventually, throughout
+
+
+@pytest.fixture
+def guard(tmp_path: pathlib.Path) -> Iterator[deadlines.WatchdogProcess]:
+    made = deadlines.WatchdogProcess(tmp_path)
+    yield made
+    with contextlib.suppress(ProcessLookupError):
+        if (pid := made._running()) is not None:
+            os.kill(pid, signal.SIGKILL)
+    if made._child is not None:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(made._child, 0)
+
+
+@contextlib.contextmanager
+def run_of(folder: pathlib.Path, name: str, after_s: float) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of a resource, as an agent records it."""
+    mark = f"mark-{name}-{os.getpid()}"
+    record = {"name": name, "stop_after_s": after_s, "mark": mark}
+    (folder / f"{name}.json").write_text(json.dumps(record))
+    environment = {**os.environ, os_process.MARK: mark}
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env=environment)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_the_mark_is_that_of_processes():
+    assert f"{os_process.MARK}=".encode() == watchdog.MARK
+
+
+async def test_what_has_not_been_renewed_is_killed_and_nothing_else(guard, tmp_path):
+    with (
+        run_of(tmp_path, "moves", 5.0) as moving,
+        run_of(tmp_path, "later", 500.0) as later,
+        run_of(tmp_path, "bound", 0.0) as bound,
+    ):
+        now = watchdog.elapsed_s()
+        await asyncio.to_thread(guard.keep, now, 5.0)
+        await throughout(lambda: moving.poll() is None, for_s=1.0)
+        await asyncio.to_thread(guard.keep, now - 5.0, 5.0)
+        await eventually(lambda: moving.poll() == -signal.SIGKILL)
+        assert (later.poll(), bound.poll()) == (None, None)
+
+
+async def test_another_watchdog_takes_the_place_of_one_that_is_killed_or_frozen(guard, tmp_path):
+    await asyncio.to_thread(guard.keep, watchdog.elapsed_s(), 500.0)
+    for number in (signal.SIGKILL, signal.SIGSTOP):
+        first = await eventually(guard._running)
+        os.kill(first, number)
+        if number == signal.SIGKILL:
+            await eventually(lambda: guard._running() is None)
+        else:
+            await eventually(lambda pid=first: deadlines._is_stopped(pid))
+        await asyncio.to_thread(guard.keep, watchdog.elapsed_s(), 500.0)
+        await eventually(lambda pid=first: guard._running() not in (None, pid))
+
+
+async def test_it_outlives_its_agent_and_ends_when_nothing_may_move(guard, tmp_path):
+    at = watchdog.elapsed_s()
+    await asyncio.to_thread(guard.keep, at, 500.0)
+    first = await eventually(guard._running)
+    again = deadlines.WatchdogProcess(tmp_path)
+    assert again.renewed_at() == at
+    await asyncio.to_thread(again.keep, at, 500.0)  # of the agent's next process
+    second = await eventually(lambda: (pid := again._running()) != first and pid)
+    assert second == again._child
+    await asyncio.to_thread(again.keep, at, 0.0)
+    assert again.renewed_at() is None
+    await eventually(lambda: again._running() is None)
+    await asyncio.to_thread(os.waitpid, second, 0)
+
+
+async def test_a_time_of_another_boot_does_not_count(guard, tmp_path):
+    content = {"boot": "another", "renewed_at": 1.0, "first_s": 5.0}
+    (tmp_path / watchdog.FILE).write_text(json.dumps(content))
+    assert guard.renewed_at() is None
+    for text in ("", "[]", "{}", '{"boot": 7}'):
+        (tmp_path / watchdog.FILE).write_text(text)
+        assert guard.renewed_at() is None
+
+
+async def test_a_frozen_agent_ends_with_what_may_move(tmp_path):
+    """The agent process is stopped; the watchdog is not."""
+    script = f"""
+import asyncio, pathlib, time
+from muster.manage import protocol
+from muster.manage.agent import agent, deadlines
+from muster.bus.memory import network
+
+async def main():
+    bus = await network.SimulatedNetwork(1).connect("host-a")
+    folder = pathlib.Path({str(tmp_path / "frozen")!r})
+    folder.mkdir()
+    host = agent.Agent(bus, folder, guard=deadlines.WatchdogProcess(folder))
+    await host.start()
+    await host.deadlines.renewed(host.deadlines.now())
+    create = protocol.Operation(
+        id="1", verb=protocol.Verb.CREATE, resource="web", epoch=1, manager="m", type="process",
+        config={{"command": ["sleep", "1000"]}}, stop_after_s=5.0,
+    )
+    result = await host.execute(create)
+    print(result.observed.properties["pid"], flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+    host = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=subprocess.PIPE)
+    try:
+        assert host.stdout is not None
+        pid = int(await host.stdout.readline())
+        os.kill(host.pid, signal.SIGSTOP)
+        assert os_process.start_time(pid)
+        await eventually(lambda: not os_process.start_time(pid), timeout_s=20)
+    finally:
+        host.kill()
+        await host.wait()
+        (tmp_path / "frozen" / watchdog.FILE).unlink()  # its watchdog ends
+        left = deadlines.WatchdogProcess(tmp_path / "frozen")
+        await eventually(lambda: left._running() is None)

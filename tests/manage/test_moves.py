@@ -16,6 +16,7 @@ import pytest
 from muster.bus.memory import network
 from muster.core import errors, health
 from muster.manage import client, protocol
+from muster.manage.adapters import memory
 from muster.manage.agent import agent, deadlines
 from muster.manage.manager import manager
 from muster.manage.registry import moves, records, views
@@ -80,7 +81,7 @@ class MovingWorld(RegistryWorld):
             agent
             for agent, host in self.hosts.items()
             if name in host.hosted
-            and (adapter := host.hosted[name].adapter) is not None
+            and isinstance(adapter := host.hosted[name].adapter, memory.MemoryAdapter)
             and host.hosted[name].record.config is not None
             and adapter.state is UP
         ]

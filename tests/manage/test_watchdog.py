@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -72,9 +73,13 @@ async def test_another_watchdog_takes_the_place_of_one_that_is_killed_or_frozen(
         if number == signal.SIGKILL:
             await eventually(lambda: guard._running() is None)
         else:
-            await eventually(lambda pid=first: deadlines._is_stopped(pid))
+            await eventually(functools.partial(deadlines._is_stopped, first))
         await asyncio.to_thread(guard.keep, watchdog.elapsed_s(), 500.0)
-        await eventually(lambda pid=first: guard._running() not in (None, pid))
+
+        def is_replaced(former: int = first) -> bool:
+            return guard._running() not in (None, former)
+
+        await eventually(is_replaced)
 
 
 async def test_it_outlives_its_agent_and_ends_when_nothing_may_move(guard, tmp_path):
@@ -89,7 +94,7 @@ async def test_it_outlives_its_agent_and_ends_when_nothing_may_move(guard, tmp_p
     await asyncio.to_thread(again.keep, at, 0.0)
     assert again.renewed_at() is None
     await eventually(lambda: again._running() is None)
-    await asyncio.to_thread(os.waitpid, second, 0)
+    await asyncio.to_thread(os.waitpid, int(second), 0)
 
 
 async def test_a_time_of_another_boot_does_not_count(guard, tmp_path):

@@ -94,7 +94,7 @@ async def test_it_outlives_its_agent_and_ends_when_nothing_may_move(guard, tmp_p
     await asyncio.to_thread(again.keep, at, 0.0)
     assert again.renewed_at() is None
     await eventually(lambda: again._running() is None)
-    await asyncio.to_thread(os.waitpid, int(second), 0)
+    await asyncio.to_thread(os.waitpid, again._child or 0, 0)
 
 
 async def test_a_time_of_another_boot_does_not_count(guard, tmp_path):

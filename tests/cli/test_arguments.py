@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import click
 import pytest
 
 from muster.cli import command, registry_calls
@@ -28,3 +29,11 @@ def test_a_value_is_json_or_text(text, value):
     assert command.parse_value(text) == value
     assert registry_calls.key_values((f"name={text}",)) == {"name": value}
     assert common.parse_assignments((f"name={text}",), "--attribute") == {"name": value}
+
+
+def test_a_name_is_given_once_and_has_a_value():
+    with pytest.raises(click.BadParameter, match="'a' is given twice"):
+        registry_calls.key_values(("a=1", "b=2", "a=3"))
+    for text in ("a", "=1"):
+        with pytest.raises(click.BadParameter, match="is not NAME=VALUE"):
+            common.parse_assignments((text,), "--attribute")

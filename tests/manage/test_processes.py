@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from muster.bus.memory import network
-from muster.core import health, messages
+from muster.core import errors, health, messages
 from muster.manage import protocol
 from muster.manage.adapters import base, health_checks, memory, process, shim
 from muster.manage.agent import agent, operation_log, resource_host
@@ -387,6 +387,18 @@ async def test_the_pid_of_a_process_that_has_ended_is_not_signalled(agent_host, 
     await answer
     await eventually(lambda: agent_host.seen.state is DOWN)
     assert signalled == []
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"number": "1.10"}, {"number": 999}, {"number": True}, {"number": 1, "other": 2}]
+)
+async def test_arguments_of_another_type_are_refused(agent_host, arguments):
+    await agent_host.do("create", config={"command": ["sleep", "1000"], "stop_s": 0.1})
+    answer = await agent_host.do("execute", operation="signal", arguments=arguments)
+    assert answer.code == errors.InvalidInput.code
+    assert "signal" in answer.reason
+    assert agent_host.seen.state is UP
+    await agent_host.do("delete")
 
 
 async def test_what_left_the_session_ends_with_its_run(agent_host):

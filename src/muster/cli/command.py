@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Coroutine, Sequence, Sized
+from collections.abc import Callable, Coroutine, Iterable, Sequence, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -143,6 +143,19 @@ def parse_value(text: str) -> Any:
         return json.loads(text, parse_float=number, parse_constant=str)
     except (ValueError, RecursionError):
         return text
+
+
+def assignments(texts: Iterable[str], option: str | None = None) -> dict[str, str]:
+    """The values of ``NAME=VALUE`` arguments, each name once."""
+    values: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise click.BadParameter(f"{text[:80]!r} is not NAME=VALUE", param_hint=option)
+        if name in values:
+            raise click.BadParameter(f"{name[:80]!r} is given twice", param_hint=option)
+        values[name] = value
+    return values
 
 
 def limit(default: int, words: str, *, at_least: int = 1, at_most: int | None = None) -> Callable[[F], F]:

@@ -93,10 +93,4 @@ def format_time(at_ms: int) -> str:
 
 def key_values(arguments: tuple[str, ...]) -> dict[str, Any]:
     """Parse ``NAME=VALUE`` arguments (`command.parse_value`)."""
-    values: dict[str, Any] = {}
-    for argument in arguments:
-        name, equals, value = argument.partition("=")
-        if not (name and equals):
-            raise click.BadParameter(f"{argument!r} is not NAME=VALUE")
-        values[name] = command.parse_value(value)
-    return values
+    return {name: command.parse_value(text) for name, text in command.assignments(arguments).items()}

@@ -58,15 +58,12 @@ def attributes(arguments: tuple[str, ...]) -> dict[str, Any]:
 
 def parse_assignments(arguments: tuple[str, ...], option: str) -> dict[str, Any]:
     """Parse NAME=VALUE arguments (`command.parse_value`)."""
-    values: dict[str, Any] = {}
-    for text in arguments:
-        name, equals, value = text.partition("=")
-        if not (name and equals):
-            raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint=option)
-        values[name] = command.parse_value(value)
-        if not isinstance(values[name], str | int | float | bool | list):
-            values[name] = value
-    return values
+    texts = command.assignments(arguments, option)
+    values = {name: command.parse_value(text) for name, text in texts.items()}
+    return {
+        name: value if isinstance(value, str | int | float | bool | list) else texts[name]
+        for name, value in values.items()
+    }
 
 
 def warn_silent(invocation: command.Invocation, result: protocol.FindResult | protocol.ReplicaList) -> None:

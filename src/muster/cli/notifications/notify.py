@@ -45,16 +45,9 @@ def notify() -> None:
 
 def values_of(pairs: tuple[str, ...]) -> dict[str, types.Value]:
     """Parse ``threat_level=4 text='a b' services={docs,cgi}``: numbers, booleans, sets and strings."""
-    from muster.core import errors
     from muster.notify import documents
 
-    values: dict[str, types.Value] = {}
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if not equals or not name:
-            raise errors.InvalidInput(f"{pair[:80]!r} is not NAME=VALUE", hint="for example threat_level=4")
-        values[name] = documents.value(text)
-    return values
+    return {name: documents.value(text) for name, text in command.assignments(pairs).items()}
 
 
 def _sender(bus: api.Bus, sender: str | None) -> str:

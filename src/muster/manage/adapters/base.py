@@ -23,6 +23,7 @@ import functools
 import inspect
 import os
 import pathlib
+import typing
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -140,6 +141,12 @@ class Adapter(abc.ABC):
             inspect.signature(function).bind(**arguments)
         except TypeError as error:
             raise errors.InvalidInput(f"{operation}: {error}") from error
+        for name, kind in _types(function).items():
+            if name in arguments:
+                try:
+                    arguments = {**arguments, name: msgspec.convert(arguments[name], kind)}
+                except msgspec.ValidationError as error:
+                    raise errors.InvalidInput(f"{operation}, {name}: {error}") from error
         return await function(**arguments)
 
     def operations(self) -> list[str]:
@@ -147,6 +154,14 @@ class Adapter(abc.ABC):
         return sorted(
             name.removeprefix(prefix).replace("_", "-") for name in dir(self) if name.startswith(prefix)
         )
+
+
+def _types(function: Callable[..., object]) -> dict[str, Any]:
+    """Of its arguments, as far as they are known: an adapter may be a plug-in with types of its own."""
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except (NameError, TypeError):
+        return {}
 
 
 def convert(kind: type[Adapter], config: Mapping[str, Any]) -> Any:

@@ -206,7 +206,7 @@ class ProcessAdapter(base.Adapter):
     async def do_restart(self) -> None:
         await self._transitions.reach("restart", self._restart)
 
-    async def do_signal(self, number: int = signal.SIGHUP) -> None:
+    async def do_signal(self, number: Annotated[int, msgspec.Meta(ge=1, le=64)] = signal.SIGHUP) -> None:
         if self._pid is None:
             raise errors.Conflict(f"{self.context.name} is not running")
         self._signal(self._pid, number)

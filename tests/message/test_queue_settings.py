@@ -15,6 +15,7 @@ from muster.bus import api
 from muster.bus.memory import network, streams
 from muster.core import errors
 from muster.message import destinations, messages, protocol, settings
+from muster.message import errors as message_errors
 from muster.message.client import api as client_api
 from muster.message.client import consumers
 from muster.message.dispatcher import dispatcher as dispatcher_module
@@ -125,6 +126,27 @@ def test_settings_of_queues_that_cannot_work_are_refused():
     )
     assert chosen.queue("ab").dead_letters == "x"
     assert chosen.queue("b").dead_letters == chosen.queue("dead-letters").dead_letters == "dead-letters"
+
+
+async def test_queues_that_clients_may_not_create_do_not_exist(connect: fixtures.Connect):
+    named = settings.QueueSettings(name="orders-1", dead_letters="orders-dead")
+    strict = settings.MessageSettings(create_queues=False, queues=(named, settings.QueueSettings(name="*")))
+    async with _connected(connect, strict) as connection:
+        session = connection.session()
+        await session.producer(ORDERS).send("chairs")
+        for text in ("orders-dead", "dead-letters"):
+            await session.consumer(destinations.queue(text))
+        await session.producer(await session.temporary_queue()).send("an answer")
+        for unknown in (
+            session.producer(OTHER).send("chairs"),
+            session.producer(OTHER).send("chairs", persistent=False),
+            session.consumer(OTHER),
+            anext(session.browse(OTHER)),
+            connection.request(protocol.MoveMessages(ORDERS.name, str(OTHER))),
+        ):
+            with pytest.raises(message_errors.InvalidDestination, match="there is no queue"):
+                await unknown
+        assert await _text(await session.consumer(ORDERS)) == "chairs"
 
 
 def test_the_example_in_the_guide_is_valid():

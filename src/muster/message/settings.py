@@ -11,6 +11,7 @@ import msgspec
 from muster.core import errors, queue_names
 from muster.core.settings import sections
 from muster.core.settings.sections import field_doc
+from muster.message import errors as message_errors
 from muster.message import partitions as partitions_
 
 
@@ -88,6 +89,13 @@ class MessageSettings(sections.SettingsSection, frozen=True, kw_only=True):
             "expiry_s for messages without a time to live, and max_deliveries."
         ),
     ] = ()
+    create_queues: Annotated[
+        bool,
+        field_doc(
+            "A queue begins with its first use. If false, only queues that message.queues names without * "
+            "exist: sending to another one, receiving from it or browsing it is an error."
+        ),
+    ] = True
     max_message_bytes: Annotated[
         int,
         field_doc(
@@ -129,6 +137,15 @@ class MessageSettings(sections.SettingsSection, frozen=True, kw_only=True):
 
     def process_count(self, cores: int) -> int:
         return min(self.processes or cores, self.partitions)
+
+    def check_exists(self, queue: str) -> None:
+        """Raises `InvalidDestination` for a queue that clients may not create by using it."""
+        if self.create_queues or queue == queue_names.DEAD_LETTERS or queue.startswith(queue_names.TEMPORARY):
+            return
+        if not any(queue in (entry.name, entry.dead_letters, entry.expired) for entry in self.queues):
+            raise message_errors.InvalidDestination(
+                f"there is no queue {queue!r}", hint="message.create_queues is off: message.queues names all"
+            )
 
     def queue(self, name: str) -> QueueSettings:
         """The settings of a queue. Those of the dead letters are fixed."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from muster.bus import api as bus_api
-from muster.message import destinations, messages, protocol
+from muster.message import destinations, messages, protocol, settings
 from muster.message.client import api as client_api
 from muster.message.dispatcher import admin, leadership
 from tests.message import conftest
@@ -360,37 +360,86 @@ async def test_4_1_3_a_topic_to_send_to_has_no_wildcards(clients: Any, name: str
     assert "\\*" in description
 
 
-@pytest.mark.parametrize("name", ["*", "a/>", ">", "a/*"])
+@pytest.mark.parametrize(
+    ("name", "topic"),
+    [
+        ("*", "b"),
+        ("a/>", "a/b"),
+        ("a/*", "a/b"),
+        ("Courses=*, Session=HPJava", "Courses=CPS616, Session=HPJava"),
+        ("Course/*/Session/HPJava", "Course=CPS616,Session=HPJava"),
+        ("path:a/*", "a/b"),
+    ],
+)
 @pytest.mark.parametrize("durable", [False, True])
-async def test_4_1_3_a_jms_client_states_that_a_topic_is_a_pattern(clients: Any, name: str, durable: bool):
+async def test_4_1_3_a_jms_client_subscribes_to_a_pattern(clients: Any, name: str, topic: str, durable: bool):
+    """The strings of the paper, without a prefix."""
+
+    def work() -> object:
+        raw = clients("wild")
+        pattern = _attach_topic(raw, name, durable=durable)
+        pattern.flow(1)
+        _send(raw, _sender(raw, f"topic:{topic}"), proton.Message(body="x", durable=True))
+        return raw_client.receive(raw, pattern)[0].body
+
+    assert await asyncio.to_thread(work) == "x"
+
+
+async def test_4_1_3_a_pattern_that_may_be_the_path_of_a_topic_is_refused(clients: Any):
+    name = "a/b=*"
+
     def work() -> tuple[str, str, object]:
         raw = clients("wild")
-
-        def attach(address: str) -> Any:
-            receiver = raw.session.receiver(address)
-            receiver.source.address = address
-            receiver.source.capabilities.put_symbol("topic")
-            if durable:
-                receiver.source.durability = proton.Terminus.DELIVERIES
-            receiver.open()
-            raw.until(
-                lambda: receiver.state & (proton.Endpoint.REMOTE_ACTIVE | proton.Endpoint.REMOTE_CLOSED)
-            )
-            return receiver
-
-        refused = attach(name)
+        refused = _attach_topic(raw, name)
         raw.until(lambda: refused.state & proton.Endpoint.REMOTE_CLOSED)
-        pattern = attach(f"path:{name}")
-        pattern.flow(1)
-        topic = name.replace("*", "b").replace(">", "b")
-        _send(raw, _sender(raw, f"topic:{topic}"), proton.Message(body="x", durable=True))
+        path = _attach_topic(raw, f"path:{name}")
+        path.flow(1)
+        _send(raw, _sender(raw, f"topic:path:{name}"), proton.Message(body="x", durable=True))
         condition = refused.remote_condition
-        return condition.name, condition.description, raw_client.receive(raw, pattern)[0].body
+        return condition.name, condition.description, raw_client.receive(raw, path)[0].body
 
     condition, description, body = await asyncio.to_thread(work)
     assert condition == "amqp:not-found"
-    assert f"path:{name}" in description
+    assert f"'tags:{name}' or 'path:{name}'" in description
     assert body == "x"
+
+
+def _attach_topic(raw: raw_client.Raw, address: str, *, durable: bool = False) -> Any:
+    """As a JMS client does, which states the kind of the destination."""
+    receiver = raw.session.receiver(address)
+    receiver.source.address = address
+    receiver.source.capabilities.put_symbol("topic")
+    if durable:
+        receiver.source.durability = proton.Terminus.DELIVERIES
+    receiver.open()
+    raw.until(lambda: receiver.state & (proton.Endpoint.REMOTE_ACTIVE | proton.Endpoint.REMOTE_CLOSED))
+    return receiver
+
+
+@pytest.mark.parametrize("kind", ["sender", "browser"])
+async def test_4_1_4_a_queue_that_clients_may_not_create_does_not_exist(
+    gateway: amqp_gateway.AmqpGateway, clients: Any, kind: str
+):
+    named = settings.MessageSettings(create_queues=False, queues=(settings.QueueSettings(name="orders"),))
+    gateway.check_exists = named.check_exists
+
+    def work() -> tuple[str, bool]:
+        raw = clients("strict")
+
+        def attach(queue: str) -> Any:
+            link = raw.session.sender(queue) if kind == "sender" else raw.session.receiver(queue)
+            (link.target if kind == "sender" else link.source).address = f"queue:{queue}"
+            if kind == "browser":
+                link.source.distribution_mode = proton.Terminus.DIST_MODE_COPY
+            link.open()
+            raw.until(lambda: link.state & (proton.Endpoint.REMOTE_ACTIVE | proton.Endpoint.REMOTE_CLOSED))
+            return link
+
+        known, unknown = attach("orders"), attach("others")
+        raw.until(lambda: unknown.state & proton.Endpoint.REMOTE_CLOSED)
+        return unknown.remote_condition.name, bool(known.state & proton.Endpoint.REMOTE_ACTIVE)
+
+    assert await asyncio.to_thread(work) == ("amqp:not-found", True)
 
 
 async def test_4_1_3_a_topic_may_contain_equals_signs(clients: Any, dial: conftest.Dial):

@@ -1,4 +1,4 @@
-"""Clauses of AMQP 1.0, parts 2.3 to 2.8, that a client violates, and the answer of the gateway.
+"""Clauses of AMQP 1.0, parts 2.3 to 2.8, 3.5 and 4, that a client violates, and the answer of the gateway.
 
 The table is the list of the clauses: a section, what the client sends, the frame that answers, its condition.
 """
@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 
 U, NULL, TRUE, FALSE = amqp_types.uint, raw_client.NULL, b"\x41", b"\x42"
 UNSETTLED, SETTLED = amqp_types.uint(0), amqp_types.uint(1)
+
+
+def _byte(number: int) -> bytes:
+    return bytes((0x50, number))
+
+
 ONE, TWO = amqp_types.binary(b"1"), amqp_types.binary(b"2")
 ORDERS = raw_client.described(0x29, [amqp_types.text("queue:orders")])
 PAYLOAD = raw_client.described(0x77, [amqp_types.text("one")])[:3] + amqp_types.text("one")
@@ -33,6 +39,11 @@ CLOSE, END, DETACH = frames.CLOSE, frames.END, frames.DETACH
 DECODE, INVALID, ALLOWED = "amqp:decode-error", "amqp:invalid-field", "amqp:not-allowed"
 FRAMING, STATE = "amqp:connection:framing-error", "amqp:illegal-state"
 UNATTACHED = "amqp:session:unattached-handle"
+UNKNOWN = "amqp:transaction:unknown-id"
+IN_UNKNOWN = raw_client.described(0x34, [ONE])
+DISCHARGE = raw_client.described(0x32, [ONE, FALSE])
+ONLY_ACCEPTED = raw_client.described(0x28, [NULL] * 9 + [amqp_types.text("amqp:accepted:list", symbol=True)])
+LIFETIME = raw_client.described(0x2B, [])
 
 Client = raw_client.FrameClient
 
@@ -55,6 +66,51 @@ def _frame(code: int, *items: bytes, channel: int = 0) -> Callable[[Client], Non
 
 def _bytes(data: bytes) -> Callable[[Client], None]:
     return lambda raw: raw.socket.sendall(data)
+
+
+def _symbol(name: str) -> bytes:
+    return amqp_types.text(name, symbol=True)
+
+
+def _links(*, source: bytes = NULL, target: bytes = NULL, modes: tuple[bytes, bytes] = (NULL, NULL)) -> Any:
+    """Attach a link on which the client receives from a source, or sends to a target."""
+    role, first = (TRUE, NULL) if source != NULL else (FALSE, U(0))
+
+    def act(raw: Client) -> None:
+        raw.send(
+            frames.ATTACH, [amqp_types.text("x"), U(0), role, *modes, source, target, NULL, NULL, first, NULL]
+        )
+
+    return act
+
+
+def _source(*items: bytes) -> Any:
+    return _links(source=raw_client.described(0x28, [amqp_types.text("queue:orders"), *items]))
+
+
+def _target(*items: bytes, code: int = 0x29) -> Any:
+    return _links(target=raw_client.described(code, list(items)))
+
+
+def _coordinates(payload: bytes, settled: bytes = FALSE, source: bytes | None = None) -> Any:
+    """Send a message to a coordinator."""
+
+    def act(raw: Client) -> None:
+        made = raw_client.described(0x28, []) if source is None else source
+        fields = [amqp_types.text("coordinator"), U(1), FALSE, NULL, NULL, made]
+        raw.send(frames.ATTACH, [*fields, raw_client.described(0x30, []), NULL, NULL, U(0)])
+        raw.until(frames.FLOW)
+        _send(raw, [U(1), U(0), ONE, U(0), settled], b"\x00\x53\x77" + payload)
+
+    return act
+
+
+def _sends_in_unknown_transaction(settled: bytes) -> Callable[[Client], None]:
+    def act(raw: Client) -> None:
+        _sends(raw)
+        _send(raw, [U(0), U(0), ONE, U(0), settled, FALSE, NULL, IN_UNKNOWN], PAYLOAD)
+
+    return act
 
 
 def _transfers(*transfers: list[bytes], mode: bytes = NULL) -> Callable[[Client], None]:
@@ -150,6 +206,68 @@ VIOLATIONS = (
     ("2.7.6", "disposition without first", _frame(frames.DISPOSITION, TRUE), CLOSE, DECODE),
     ("2.7.6", "a sender's disposition without first", _frame(frames.DISPOSITION, FALSE), CLOSE, DECODE),
     ("2.7.7", "detach without a handle", _frame(frames.DETACH), CLOSE, DECODE),
+    (
+        "2.7.2",
+        "an answer to a session",
+        _frame(frames.BEGIN, U(0), U(0), U(1), U(1), channel=3),
+        CLOSE,
+        INVALID,
+    ),
+    ("2.8.2", "an unknown snd-settle-mode", _links(target=ORDERS, modes=(_byte(3), NULL)), DETACH, INVALID),
+    ("2.8.3", "an unknown rcv-settle-mode", _links(target=ORDERS, modes=(NULL, _byte(2))), DETACH, INVALID),
+    (
+        *("2.7.5", "rcv-settle-mode second on a link for first"),
+        *(_transfers([U(0), U(0), ONE, U(0), FALSE, FALSE, _byte(1)]), DETACH, INVALID),
+    ),
+    (
+        *("2.7.5", "an unknown rcv-settle-mode of a message"),
+        *(_transfers([U(0), U(0), ONE, U(0), FALSE, FALSE, _byte(2)]), CLOSE, DECODE),
+    ),
+    ("3.5.3", "a target as source", _links(source=ORDERS), DETACH, INVALID),
+    ("3.5.4", "a source as target", _target(amqp_types.text("queue:orders"), code=0x28), DETACH, INVALID),
+    ("3.5.4", "an address that is a number", _target(U(5)), DETACH, INVALID),
+    ("3.5.5", "an unknown durability", _source(U(3)), DETACH, INVALID),
+    ("3.5.6", "an unknown expiry-policy", _source(NULL, _symbol("some-day")), DETACH, INVALID),
+    ("3.5.3", "a dynamic source with an address", _source(NULL, NULL, NULL, TRUE), DETACH, INVALID),
+    (
+        *("3.5.4", "a dynamic target with an address"),
+        *(_target(amqp_types.text("queue:orders"), NULL, NULL, NULL, TRUE), DETACH, INVALID),
+    ),
+    (
+        *("3.5.3", "properties of a node that is not dynamic"),
+        *(
+            _source(NULL, NULL, NULL, FALSE, amqp_types.mapping({"lifetime-policy": LIFETIME}, symbols=True)),
+            DETACH,
+        ),
+        INVALID,
+    ),
+    ("3.5.7", "an unknown distribution-mode", _source(*[NULL] * 5, _symbol("share")), DETACH, INVALID),
+    ("3.5.3", "a default-outcome that is none", _source(*[NULL] * 7, IN_UNKNOWN), DETACH, INVALID),
+    (
+        *("3.5.3", "a default-outcome that is not among the outcomes"),
+        *(_source(*[NULL] * 7, frames.RELEASED_STATE, _symbol("amqp:accepted:list")), DETACH, INVALID),
+    ),
+    (
+        *("4.5.1", "a coordinator as target of the gateway"),
+        *(
+            _links(
+                source=raw_client.described(0x28, [amqp_types.text("queue:orders")]),
+                target=raw_client.described(0x30, []),
+            ),
+            DETACH,
+            INVALID,
+        ),
+    ),
+    ("4.2", "a settled declare", _coordinates(raw_client.described(0x31, []), TRUE), DETACH, INVALID),
+    ("4.3", "a settled discharge", _coordinates(DISCHARGE, TRUE), DETACH, INVALID),
+    (
+        "4.3",
+        "a discharge that cannot be rejected",
+        _coordinates(DISCHARGE, source=ONLY_ACCEPTED),
+        DETACH,
+        UNKNOWN,
+    ),
+    ("4.4.1", "a settled message in no transaction", _sends_in_unknown_transaction(TRUE), DETACH, UNKNOWN),
     ("2.8.17", "detach of an unknown handle", _frame(frames.DETACH, U(9), TRUE), END, UNATTACHED),
 )
 
@@ -219,8 +337,31 @@ async def test_3_5_3_the_source_of_the_gateway_is_complete(frame_client: Client)
         return source
 
     source = await asyncio.to_thread(work)
-    assert source[0] == "queue:orders"
+    assert (source[0], source[6]) == ("queue:orders", "move")
     assert [name in source[9] for name in (b"amqp:accepted:list", b"amqp:modified:list")] == [True, True]
+
+
+async def test_3_5_10_a_dynamic_node_ends_with_the_session_of_its_link(frame_client: Client):
+    def work() -> str:
+        raw = frame_client
+        raw.send(*raw.attach_receiver(0, [NULL, NULL, NULL, NULL, TRUE]))
+        address = amqp_types.text(frames.state_fields(raw.until(frames.ATTACH)[7])[0])
+        raw.send(frames.END, [])
+        raw.until(END)
+        for _ in range(100):  # the end is answered before the node is deleted
+            raw.send(frames.BEGIN, [NULL, U(0), U(100), U(100)])
+            raw.until(frames.BEGIN)
+            raw.send(*raw.attach_receiver(0, [address]))
+            raw.until(frames.ATTACH)
+            raw.send(frames.FLOW, [U(0), U(100), U(0), U(100), NULL, NULL, NULL, NULL, NULL, TRUE])
+            answer = raw.until(DETACH, frames.FLOW)
+            if answer[0] == DETACH:
+                return raw_client.condition(answer)
+            raw.send(frames.END, [])
+            raw.until(END)
+        return "the node exists"
+
+    assert await asyncio.to_thread(work) == "amqp:not-found"
 
 
 @pytest.mark.parametrize("split", [1, 2])

@@ -40,7 +40,7 @@ class AmqpComponent:
 
     def __init__(self, all_settings: app_settings.Settings) -> None:
         self._settings = all_settings.amqp
-        self._max_message_bytes = all_settings.message.max_message_bytes
+        self._message = all_settings.message
         self._stack = contextlib.AsyncExitStack()
         self._listener: socket.socket | None = None
         self._gateway: gateway.AmqpGateway
@@ -80,7 +80,7 @@ class AmqpComponent:
                 may=dispatcher.TopicPermissions(context.trust),
                 connect_without_echo=connect_without_echo,
                 per_address_max=self._settings.connections_per_address or None,
-                max_message_bytes=self._max_message_bytes,
+                message_settings=self._message,
                 measure=context.metrics,
             )
         )

@@ -288,7 +288,7 @@ class AmqpConnection(asyncio.Protocol):
                 for pointer, outgoing in list(self.outgoing_links.items()):
                     if outgoing.wrapper.session == event.session:
                         self.link_factory.forget(pointer)
-                        self.link_factory.release(outgoing)
+                        self.link_factory.release(outgoing, with_session=True)
                 for pointer, producer in list(self.producer_links.items()):
                     if producer.link.wrapper.session == event.session:
                         self.link_factory.forget(pointer)

@@ -44,7 +44,7 @@ class AmqpGateway(lifecycle.ServiceContext):
     the same address; use None for the first. Every ``recheck_s`` the gateway checks whether the passwords of
     its clients are still valid, and closes the connections of the others.
 
-    ``max_message_bytes``: larger messages are refused, by the dispatcher as well.
+    ``message_settings``: the size of messages, and the queues that exist, as the dispatcher has them.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class AmqpGateway(lifecycle.ServiceContext):
         per_address_max: int | None = PER_ADDRESS_MAX,
         per_login_max: int = PER_LOGIN_MAX,
         recheck_s: float = 5.0,
-        max_message_bytes: int = settings.MessageSettings().max_message_bytes,
+        message_settings: settings.MessageSettings | None = None,
         measure: metrics.Metrics | None = None,
     ) -> None:
         self.connect = connect
@@ -97,7 +97,9 @@ class AmqpGateway(lifecycle.ServiceContext):
         )
         self._recheck_s = recheck_s
         self._logins = tasks.TaskSupervisor("AMQP logins")
-        self.max_message_bytes = max_message_bytes
+        common = message_settings or settings.MessageSettings()
+        self.max_message_bytes = common.max_message_bytes
+        self.check_exists = common.check_exists
         self._tls = tls
         self._server: asyncio.Server | None = None
         self.tasks = tasks.TaskSupervisor("AMQP gateway")

@@ -86,6 +86,7 @@ class AdminRequests:
     async def _browse(self, call: server.RpcCall, request: protocol.BrowseQueue) -> protocol.DispatcherReply:
         if not self._state.may_browse(call.identity, request.queue):
             self._state.check_queue(call.identity, "browse", request.queue)
+        self._state.settings.check_exists(request.queue)
         self._state.check_is_here(request.queue)
         return await self._admin.browse(request, call.identity)
 

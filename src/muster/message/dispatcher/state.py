@@ -175,6 +175,8 @@ class DispatcherState:
                 f"{identity} may not {_VERBS.get(right, right)} the queue {queue!r}",
                 hint=f"`muster creds show {identity}` lists its rights; `creds issue --queue` grants them",
             )
+        if right != "admin":
+            self.settings.check_exists(queue)
 
     def may_browse(self, identity: str, queue: str) -> bool:
         """Every identity may browse its own temporary queues."""

@@ -57,6 +57,8 @@ class LinkFactory:
         if self._is_gone(link):
             return
         try:
+            if (wrong := self._connection.running.link_of(link).problem) is not None:
+                raise errors.InvalidInput(wrong)
             if link.is_sender:
                 await self._attach_outgoing(link)
             else:
@@ -88,8 +90,15 @@ class LinkFactory:
         if outgoing is not None:
             self.release(outgoing)
 
-    def release(self, outgoing: consumers.OutgoingLink) -> None:
-        self._finish_first(outgoing.link.key, self._connection.spawn(outgoing.close(destroy=False)))
+    def release(self, outgoing: consumers.OutgoingLink, *, with_session: bool = False) -> None:
+        """``with_session``: the session of the link ends, and a node that was made for the link with it."""
+        task = self._connection.spawn(self._release(outgoing, with_session=with_session))
+        self._finish_first(outgoing.link.key, task)
+
+    async def _release(self, outgoing: consumers.OutgoingLink, *, with_session: bool) -> None:
+        await outgoing.close(destroy=False)
+        if with_session and outgoing.temporary is not None:
+            await self.drop(outgoing.temporary)
 
     def forget(self, pointer: protocol_proton.Pointer) -> consumers.OutgoingLink | None:
         """Remove a link. Messages that its client did not settle are delivered again."""
@@ -165,6 +174,8 @@ class LinkFactory:
         identity, may = self._connection.jms.bus.identity, self._connection.gateway.may
         if destination.is_queue and not may(identity, "send", destination.name):
             raise errors.Forbidden(f"{identity} may not send to the queue {destination.name!r}")
+        if destination.is_queue:
+            self._connection.gateway.check_exists(destination.name)
         if not destination.is_queue and not may(identity, "pub", destination.subject):
             raise errors.Forbidden(f"{identity} may not publish on {destination.name!r}")
 
@@ -173,6 +184,7 @@ class LinkFactory:
         identity = self._connection.jms.bus.identity
         if not queue.is_temporary and not self._connection.gateway.may(identity, "browse", queue.name):
             raise errors.Forbidden(f"{identity} may not browse the queue {queue.name!r}")
+        self._connection.gateway.check_exists(queue.name)
 
     async def _attach_producer(self, link: Any) -> None:
         """Attach a link on which the client sends."""
@@ -224,7 +236,7 @@ class LinkFactory:
         else:
             destination = message_codec.address(source.address or "", capabilities)
             if destination.kind.value in capabilities and not destination.is_queue:
-                _check_is_no_pattern(destination)
+                _check_is_unambiguous(destination)
             self._check_there(destination)
         filters = terminus.filters(source.filter, topic=not destination.is_queue)
         if filters.selector:
@@ -258,6 +270,10 @@ class LinkFactory:
             await outgoing.close(destroy=False)
             return
         link.source.copy(source)
+        is_moved = destination.is_queue and not isinstance(outgoing, consumers.BrowserLink)
+        link.source.distribution_mode = (
+            proton.Terminus.DIST_MODE_MOVE if is_moved else proton.Terminus.DIST_MODE_COPY
+        )
         terminus.set_filters(link.source.filter, filters.applied)
         terminus.set_outcomes(link.source.outcomes)
         link.target.copy(link.remote_target)
@@ -313,16 +329,18 @@ def _confirm_settle_modes(link: Any) -> None:
     link.rcv_settle_mode = link.remote_rcv_settle_mode
 
 
-def _check_is_no_pattern(topic: destinations.Destination) -> None:
-    """A JMS client, which states the kind of the destination, uses the same name to send. So it has to state
-    that it means a pattern.
+def _check_is_unambiguous(topic: destinations.Destination) -> None:
+    """A JMS client, which states the kind of the destination, uses the same name to send. A name with
+    wildcards can only be a pattern, because a producer may not have it; but with ``=`` it may have been meant
+    as a path, of which the same text is a topic.
     """
-    if topic.is_temporary or topics_.has_notation(topic.name):
+    name = topic.name
+    if topic.is_temporary or topics_.has_notation(name) or not ("=" in name and "/" in name):
         return
     try:
-        topics_.Topic.parse(topic.name)
+        topics_.Topic.parse(name)
     except errors.InvalidInput as error:
         raise message_errors.InvalidDestination(
-            f"{topic.name!r} is not a topic: {error.message}",
-            hint=f"the pattern is 'path:{topic.name}'; \\* and \\> are the literal characters",
+            f"{name!r} is a pattern of tags or the path of a topic",
+            hint=f"name the notation: 'tags:{name}' or 'path:{name}'",
         ) from error

@@ -123,9 +123,13 @@ class ProducerLink:
             self.grant()
 
     def refuse(self, number: int, settled: bool, state: bytes | None, error: errors.MusterError) -> None:
-        """Reject a message. The sender of one that is settled expects no outcome."""
+        """Reject a message. The sender of one that is settled expects no outcome, but has to learn of errors
+        of transactions."""
         self._mark_failed(state, error)
-        if not settled:
+        is_unknown = isinstance(error, message_errors.UnknownTransaction)
+        if self._coordinator or (settled and is_unknown):
+            self._connection.transactions.refuse(self.link, number, settled, error)
+        elif not settled:
             self._connection.reject(self.link, number, error)
 
     def _begin_large(self, number: int, data: bytes) -> large_messages.IncomingLargeMessage:
@@ -163,6 +167,8 @@ class ProducerLink:
 
     def _forward_decoded(self, number: int, data: bytes, settled: bool, state: bytes | None) -> None:
         if self._coordinator:
+            if settled:
+                raise errors.InvalidInput("a message to a coordinator must not be settled")
             self._connection.transactions.coordinate(self.link, number, data)
             return
         if not data:

@@ -189,10 +189,17 @@ class TransactionCoordinator:
                 topic_link.returned(place, data, frames.code_of(outcome), outcome)
         if error is not None:
             # The Java client treats any condition except amqp:transaction:rollback as a rollback.
-            state = frames.rejected("amqp:internal-error", error.message)
-            self._connection.running.settle(link, number, state)
+            self.refuse(link, number, False, errors.MusterError(error.message))
         else:
             self._connection.running.accept(link, number)
+
+    def refuse(self, link: endpoints.AmqpLink, number: int, settled: bool, error: errors.MusterError) -> None:
+        """Report an error to the client: by the outcome of its message, or else by the end of the link."""
+        if link.can_reject and not settled:
+            self._connection.reject(link, number, error)
+        else:
+            self._connection.close_link(link, conditions.name(error), conditions.description(error))
+            self.abandon(link)
 
     def abandon(self, link: endpoints.AmqpLink) -> None:
         """A link was closed. If it was a coordinator, its open transactions are rolled back."""

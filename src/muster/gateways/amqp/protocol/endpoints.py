@@ -134,6 +134,7 @@ class AmqpLink:
 
     __slots__ = (
         "bytes_max",
+        "can_reject",
         "credit",
         "default_outcome",
         "delivered",
@@ -152,6 +153,7 @@ class AmqpLink:
         "on_oversize",
         "partial",
         "parts",
+        "problem",
         "send_mode",
         "session",
         "settles_second",
@@ -163,6 +165,8 @@ class AmqpLink:
         self.session = session
         self.key = key
         self.namesake: AmqpLink | None = None  # the link of another session that had this key
+        self.problem: str | None = None  # why it is refused
+        self.can_reject = True  # the peer knows this outcome of what it sends
         self.default_outcome: bytes | None = None  # of messages that the peer settles without an outcome
         self.wrapper: Any = None
         self.handle: int | None = None  # of this side, while it is open

@@ -19,7 +19,7 @@ from typing import Any, Final
 import proton
 
 from muster.gateways.amqp import memory_budget as budget_
-from muster.gateways.amqp.protocol import endpoints, frames, output
+from muster.gateways.amqp.protocol import attach_rules, endpoints, frames, output
 from muster.gateways.amqp.protocol import proton as protocol_proton
 from muster.message.amqp_format import amqp_types
 
@@ -173,7 +173,10 @@ class AmqpEngine(output.EngineOutput):
             frame_bytes = limit if type(limit) is int else _MASK
             self._payload_max = min(max(frame_bytes, 512), 1 << 20) - frames.TRANSFER_BYTES
         elif code == frames.BEGIN:
-            _, first, window, peer_window = frames.numbers(frame, at, 4)
+            answered, first, window, peer_window = frames.numbers(frame, at, 4)
+            if answered is not None:
+                self.fail("amqp:invalid-field", "a begin that answers none: the client begins the sessions")
+                return False
             frames.require(
                 "a begin", next_outgoing_id=first, incoming_window=window, outgoing_window=peer_window
             )
@@ -199,6 +202,8 @@ class AmqpEngine(output.EngineOutput):
                 self.fail("amqp:resource-limit-exceeded", "this connection, or its login, has too many links")
                 return False
             attached = endpoints.AmqpLink(session, (name, not receives))
+            attached.problem = attach_rules.problem(fields)
+            attached.can_reject = attach_rules.can_reject(fields[5] if len(fields) > 5 else None)
             if receives:
                 attached.default_outcome = frames.default_outcome(fields[5] if len(fields) > 5 else None)
             else:  # a sender begins to count at any number
@@ -302,7 +307,7 @@ class AmqpEngine(output.EngineOutput):
         self._on_event(event)
 
     def _transfer(self, session: endpoints.AmqpSession, data: bytes, at: int, end: int) -> None:
-        handle, number, tag, (settled, more, state, aborted, form), start = frames.transfer(data, at)
+        handle, number, tag, (settled, more, state, aborted, form, second), start = frames.transfer(data, at)
         if start > end:
             raise ValueError("a transfer extends beyond its frame")
         session.incoming = (session.incoming + 1) & _MASK
@@ -323,6 +328,9 @@ class AmqpEngine(output.EngineOutput):
             return
         if (wrong := link.misuse(number, tag, form, settled)) is not None:
             self.close(link, "amqp:invalid-field", wrong)
+            return
+        if second and not link.settles_second:
+            self.close(link, "amqp:invalid-field", "a message for rcv-settle-mode second on a link for first")
             return
         if link.send_mode is not None and not more and not aborted:
             is_settled = settled or (link.partial is not None and link.partial[1])

@@ -107,7 +107,8 @@ def require(frame: str, **values: object) -> None:
         raise ValueError(f"{frame} without {' and '.join(missing)}")
 
 
-Rest = tuple[bool, bool, bytes | None, bool, int | None]  # settled, more, state, aborted, message format
+# Settled, more, state, aborted, message format, whether the receiver settles second
+Rest = tuple[bool, bool, bytes | None, bool, int | None, bool]
 _known: dict[bytes, Rest] = {}
 
 
@@ -166,7 +167,9 @@ def _rest(raw: bytes, count: int) -> Rest:
     if at > len(raw):
         raise ValueError("a transfer ends before its fields")
     items += [None] * (8 - len(items))
-    rest = (bool(items[1]), bool(items[2]), items[4], bool(items[6]), items[0])
+    if items[3] not in (None, 0, 1):
+        raise ValueError(f"a transfer with the unknown settle mode {items[3]!r}")
+    rest = (bool(items[1]), bool(items[2]), items[4], bool(items[6]), items[0], items[3] == 1)
     if rest[2] is None:
         if len(_known) >= _KNOWN_MAX:
             _known.clear()

@@ -157,8 +157,8 @@ def sample(kind: msgspec.inspect.Type) -> Any:
             return {str(sample(key)): sample(value)}
         case msgspec.inspect.BoolType():
             return True
-        case msgspec.inspect.IntType() | msgspec.inspect.FloatType():
-            return 1
+        case msgspec.inspect.IntType(ge=least) | msgspec.inspect.FloatType(ge=least):
+            return max(1, least or 0)
         case msgspec.inspect.BytesType():
             return "YQ=="
         case _:

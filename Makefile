@@ -15,6 +15,7 @@ COMPILE := $(BIN)/python -m compileall -q src tests
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest
 # Ends a worker whose test hangs in native code, where no other limit works, and shows where it hangs.
 HANGING := -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
+RUNTIME := requirements.lock requirements-spark.lock requirements-amqp.lock
 LOCK   := uv pip compile pyproject.toml $(PINNED)
 
 .DEFAULT_GOAL := help
@@ -25,11 +26,11 @@ help: ## list these commands
 
 setup: $(VENV)/.base ## install everything into .venv (once)
 
-$(VENV)/.base: requirements.lock pyproject.toml
+$(VENV)/.base: requirements.lock requirements-dev.lock pyproject.toml
 	@echo "setting up $(VENV) (once; downloads)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Muster needs Python 3.11 or later; name one with PYTHON=python3.11 make ...")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(PIP) install --require-hashes -r requirements.lock
+	@$(PIP) install --require-hashes -r requirements.lock -r requirements-dev.lock
 	@$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@
 
@@ -133,7 +134,8 @@ mutants: setup ## mutation tests of a package's deciding cores: make mutants PAC
 	@$(BIN)/python -m tools.mutants $(PACKAGE)
 
 lock: ## pin dependencies anew (needs uv)
-	@$(LOCK) --group dev --extra websocket --extra monitor --extra fast --extra web -o requirements.lock
+	@$(LOCK) --extra websocket --extra monitor --extra fast --extra web -o requirements.lock
+	@uv pip compile $(PINNED) --group dev -c requirements.lock -o requirements-dev.lock
 	@$(LOCK) --extra spark -c requirements.lock -o requirements-spark.lock
 	@$(LOCK) --extra amqp -c requirements.lock -o requirements-amqp.lock
 	@uv pip compile $(PINNED) --group build -c requirements.lock -o requirements-build.lock
@@ -142,14 +144,14 @@ lock: ## pin dependencies anew (needs uv)
 picture: setup $(VENV)/.spark ## the README's picture of the dashboard, anew (needs Chromium)
 	@$(BIN)/python -m tests.web.picture docs/pictures/overview.png
 
-build: .venv-build/.made ## the wheel, a list of its parts (SBOM) and what a container installs, in dist/
+build: .venv-build/.made ## the wheel and a list of its parts (SBOM), in dist/
 	@.venv-build/bin/python -m build --no-isolation --wheel
-	@.venv-build/bin/python -m tools.supply sbom dist/sbom.cdx.json "$$(ls -t dist/muster_fabric-*.whl | head -1)"
-	@.venv-build/bin/python -m tools.supply subset dist/requirements.lock
+	@cat $(RUNTIME) | PYTHONWARNINGS=ignore::UserWarning .venv-build/bin/cyclonedx-py requirements --pyproject pyproject.toml --mc-type application \
+	    --output-reproducible -o dist/sbom.cdx.json -
 
-audit: setup ## compare pinned versions with known vulnerabilities: make audit ADVISORIES=all.zip
-	@test -n "$(ADVISORIES)" || { echo "name OSV's advisories for PyPI: make audit ADVISORIES=all.zip (see SECURITY.md)"; exit 2; }
-	@$(BIN)/python -m tools.supply audit "$(ADVISORIES)"
+audit: .venv-build/.made ## compare pinned versions with known vulnerabilities (asks OSV; needs a network)
+	@.venv-build/bin/pip-audit --require-hashes --disable-pip --vulnerability-service osv \
+	    $(addprefix -r ,$(RUNTIME) requirements-dev.lock requirements-build.lock)
 
 clean: ## remove what set-up and tests made
 	@rm -rf $(VENV) .venv-python* .venv-build site dist .pytest_cache .mypy_cache .ruff_cache

@@ -22,11 +22,12 @@ from pathlib import Path
 
 from muster.cli import extras
 from muster.core import errors
-from tools import supply
 
+ROOT = Path(__file__).parents[1]
+LOCKS = ("requirements.lock", "requirements-spark.lock", "requirements-amqp.lock")
 BARE = "none"
 BUG = errors.InvariantViolation.exit_code
-PAGE = supply.ROOT / "docs" / "guides" / "install.md"
+PAGE = ROOT / "docs" / "guides" / "install.md"
 #: Commands that need an extra, and the one they need first.
 NEED = {
     "run channel --server nats://127.0.0.1:1": "monitor",
@@ -41,7 +42,7 @@ WORK = ("--help", "version", "config validate", "get", "creds list")
 
 
 def main(chosen: list[str], table: bool) -> int:
-    project = tomllib.loads((supply.ROOT / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     problems, sizes = [], {}
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
@@ -63,22 +64,22 @@ def main(chosen: list[str], table: bool) -> int:
 
 def build(folder: Path) -> Path:
     command = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(folder)]
-    subprocess.run([*command, str(supply.ROOT)], check=True, capture_output=True)
+    subprocess.run([*command, str(ROOT)], check=True, capture_output=True)
     (wheel,) = folder.glob("muster_fabric-*.whl")
     return wheel
 
 
 def install(wheel: Path, extra: str, environment: Path) -> int:
     """Install the wheel; returns the number of distributions that it brings."""
-    pins = [pin for lock in supply.LOCKS for pin in supply.pins(supply.ROOT / lock)]
+    locked = "".join((ROOT / lock).read_text() for lock in LOCKS)
     constraints, report = environment.with_suffix(".txt"), environment.with_suffix(".json")
-    lines = {pin.text.splitlines()[0].rstrip(" \\") for pin in pins}  # name==version ; marker
-    constraints.write_text("\n".join(sorted(lines)))
+    lines = re.findall(r"^\S+==[^\\\n]+", locked, re.MULTILINE)  # name==version ; marker
+    constraints.write_text("\n".join(sorted(set(lines))))
     target = str(wheel) if extra == BARE else f"{wheel}[{extra}]"
     pip = [str(environment / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", "-q"]
     command = [*pip, "--no-compile", "--report", str(report), "-c", str(constraints), target]
     subprocess.run([*command, "--dry-run"], check=True)
-    known = {digest for pin in pins for digest in pin.hashes}
+    known = set(re.findall(r"--hash=sha256:([0-9a-f]{64})", locked))
     items = json.loads(report.read_text())["install"]
     for item in items:
         digest = item["download_info"].get("archive_info", {}).get("hashes", {}).get("sha256")
@@ -135,7 +136,7 @@ def run(
     environment: Path, home: Path, words: list[str], timeout_s: float = 20
 ) -> subprocess.CompletedProcess[str]:
     clean = {"HOME": str(home.parent), "MUSTER_HOME": str(home), "PATH": os.environ["PATH"]}
-    clean["PYTHONPATH"] = str(supply.ROOT)  # tools.wheel_sweep; the package itself is in src/
+    clean["PYTHONPATH"] = str(ROOT)  # tools.wheel_sweep; the package itself is in src/
     command = [str(environment / "bin" / words[0]), *words[1:]]
     try:
         return subprocess.run(

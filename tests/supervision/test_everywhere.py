@@ -62,7 +62,8 @@ from muster.trust.login import password_checker, passwords
 from muster.trust.permissions import roles
 from muster.web import server as web_server
 from muster.web import settings as web_settings
-from tests.manage import test_adapters
+from tests import debian
+from tests.manage import podman, test_adapters
 from tests.manage.conftest import broker_access as broker_access
 from tests.manage.conftest import fleet as fleet
 from tests.manage.conftest import process_manifest as process_manifest
@@ -102,8 +103,8 @@ UNSUPERVISED = {
     "inform/node/shared_rounds.py: SharedRounds.result": "passes each failure to its callers",
     "inform/node/state.py: NodeState._exchange": "ends with the request, which raises its error",
     "manage/adapters/broker.py: BrokerAdapter._end_broker": "awaited by the operation",
-    "manage/adapters/process.py: ProcessAdapter._reach": "awaited by the operation",
     "manage/adapters/process.py: ProcessAdapter._wait_for_end": "awaited in place",
+    "manage/adapters/transitions.py: Transitions.reach": "awaited by the operation",
     "manage/log_stream.py: LogStream._start_requests": "awaited by `lines`, which raises its error",
     "manage/registry/operations.py: _send_page": "awaited in place",
     "manage/registry/registry_log.py: finish": "awaited in place",
@@ -383,8 +384,17 @@ def _shown_in_pages(answer: server.HttpResponse) -> None:
     assert "injected into" in answer.json()["parts"]["tasks"]["reason"]
 
 
+@pytest.fixture
+def socket_of_podman() -> Iterator[str]:
+    debian.PODMAN.require()
+    if os.geteuid() != 0:
+        pytest.skip("a Podman of its own needs root here")
+    with podman.podman() as path:
+        yield path
+
+
 async def test_a_failure_of_each_loop_of_management_is_counted_shown_and_followed_by_a_restart(
-    monkeypatch, fleet, started, process_manifest, broker_access, tmp_path
+    monkeypatch, socket_of_podman, fleet, started, process_manifest, broker_access, tmp_path
 ):
     program = tmp_path / "systemctl"
     program.write_text(test_adapters.SYSTEMCTL)
@@ -396,7 +406,8 @@ async def test_a_failure_of_each_loop_of_management_is_counted_shown_and_followe
     await fleet.registry()
     await fleet.registry("registry-2")  # follows the log
     await fleet.manager()
-    await fleet.agent(broker_access=broker_access, measure=metrics.Metrics())
+    guard = mock.Mock(renewed_at=mock.Mock(return_value=None))
+    await fleet.agent(broker_access=broker_access, measure=metrics.Metrics(), guard=guard)
     page = await server.serve({"/": lambda _: server.text("ok")}, "127.0.0.1", 0)
     async with page:
         checked = f"      health: {{kind: http, url: 'http://127.0.0.1:{page.port}/'}}\n"
@@ -410,9 +421,20 @@ resources:
     agent: host-a
     config: {{script: {script}, checkpoint: {tmp_path}/checkpoint, progress_s: 600}}
   - {{name: hub, type: broker, agent: host-a, config: {{storage: false, reserve: spoke, ring: [hub, spoke]}}}}
+  - {{name: motd, type: file, agent: host-a, config: {{path: {tmp_path}/motd, content: hello}}}}
+  - name: box
+    type: container
+    agent: host-a
+    config:
+      image: {podman.IMAGE}
+      command: [sleep, "600"]
+      network: none
+      pull: never
+      socket: {socket_of_podman}
+      health: {{kind: command, command: [cat, /bin/cat]}}
 """
         await fleet.client.apply(service)
-        names = ("sleeper", "site", "unit", "hub")
+        names = ("sleeper", "site", "unit", "hub", "motd", "box")
         for name in names:
             await fleet.client.wait(name, "up", timeout_s=30)
         await fail_each(started)

@@ -72,7 +72,7 @@ class MemoryAdapter(base.Adapter):
         await self.do_stop()
         await self.do_start()
 
-    async def do_echo(self, text: str = "") -> str:
+    async def do_echo(self, text: Any = "") -> Any:
         await self._do("echo")
         return text
 

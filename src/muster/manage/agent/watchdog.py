@@ -41,7 +41,7 @@ def read_renewal(folder: pathlib.Path) -> tuple[float, float] | None:
         content = json.loads((folder / FILE).read_bytes())
         if content["boot"] == boot_id():
             return float(content["renewed_at"]), float(content["first_s"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
     return None
 
@@ -50,7 +50,7 @@ def overdue_marks(folder: pathlib.Path, elapsed: float) -> set[bytes]:
     """The marks of resources without contact for ``elapsed`` seconds, which is too long."""
     marks = set()
     for path in folder.glob("*.json"):
-        with contextlib.suppress(OSError, ValueError, TypeError):
+        with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
             record = json.loads(path.read_bytes())
             after_s, mark = record.get("stop_after_s"), record.get("mark")
             if after_s and mark and elapsed >= after_s * KILL_SHARE:

@@ -230,15 +230,19 @@ def agents(
     """A page of agents."""
 
     def row_of(name: str) -> rows.AgentRow:
-        agent = msgspec.to_builtins(state.agents[name])
+        record = state.agents[name]
         hosted = tuple(state.hosted(name))  # at once: it changes while a thread visits a snapshot
-        is_forgotten = agent.pop("forgotten", False)
         return rows.AgentRow(
             name=name,
-            state="forgotten" if is_forgotten else agent_state(state, presence, name, hosted, now),
+            state="forgotten" if record.forgotten else agent_state(state, presence, name, hosted, now),
             resources=len(hosted),
             orphans=presence.inventories.count(name),
-            **agent,
+            zone=record.zone,
+            labels=record.labels,
+            facts=msgspec.to_builtins(record.facts),
+            types=list(record.types),
+            machine=record.machine,
+            cordoned=record.cordoned,
         )
 
     return page(sorted(name for name in state.agents if name > after), row_of, limit)

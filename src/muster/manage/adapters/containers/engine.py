@@ -70,7 +70,7 @@ class ContainerEngine:
     async def json(self, method: str, path: str, body: Mapping[str, Any] | None = None, **query: Any) -> Any:
         try:
             return msgspec.json.decode(await self.send(method, path, body, **query))
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise errors.Unavailable(f"{self.socket} sent no JSON for {path}") from error
 
     async def exists(self, image: str) -> bool:
@@ -87,7 +87,7 @@ class ContainerEngine:
         for line in data.splitlines():
             try:
                 progress = msgspec.json.decode(line)
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 continue
             if isinstance(progress, dict) and progress.get("error"):
                 raise errors.Refused(f"cannot pull {image}: {str(progress['error'])[:500]}")
@@ -132,7 +132,7 @@ def _checked(response: server.HttpResponse) -> bytes:
         return response.body
     try:
         message = str(msgspec.json.decode(response.body)["message"])
-    except (msgspec.DecodeError, KeyError, TypeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
         message = response.body.decode("utf-8", "replace").strip() or f"status {response.status}"
     kind = {404: errors.NotFound, 409: errors.Conflict}.get(response.status, errors.Refused)
     raise kind(message[:1_000])

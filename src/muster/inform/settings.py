@@ -123,6 +123,14 @@ class InformSettings(sections.SettingsSection, frozen=True, kw_only=True):
     replication_ratio: Annotated[
         float, doc("A node with more than this share of the demand gets a temporary replica.", gt=0, le=1)
     ] = 0.2
+    sensor: Annotated[
+        str,
+        doc(
+            "URL of the intake of this machine's sensor, such as http://127.0.0.1:9125: nodes report to it "
+            "how often their clients read each context, for `muster pipeline demand`. Empty: that of the "
+            "sensor of the same domain, if it has one."
+        ),
+    ] = ""
     direct_ports: Annotated[
         tuple[hosts.Port, ...],
         doc(

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
+
 from muster.app import settings as app_settings
 from muster.app.components import (
     component,
@@ -26,13 +28,17 @@ from muster.app.export import otlp_activities, syslog_export
 from muster.app.gateways import amqp, soap
 from muster.app.supervisor import component_config, domain_tree
 from muster.core import errors
+from muster.inform import settings as inform_settings
+from muster.monitor import settings as monitor_settings
 
 #: From the settings to a component, or None if the settings do not enable it on this machine.
 Factory = Callable[[app_settings.Settings], component.Component | None]
 
 FACTORIES: Sequence[Factory] = (
     lambda settings: (
-        information_nodes.InformationNodesComponent(settings.inform, settings.manage.machine_suffix)
+        information_nodes.InformationNodesComponent(
+            _with_sensor(settings.inform, settings.sensor), settings.manage.machine_suffix
+        )
         if settings.inform.enabled
         else None
     ),
@@ -77,6 +83,16 @@ FACTORIES: Sequence[Factory] = (
     lambda settings: soap.supervised_soap(settings.soap) if settings.soap.enabled else None,
     lambda settings: web.supervised_web(settings) if settings.web.enabled else None,
 )
+
+
+def _with_sensor(
+    inform: inform_settings.InformSettings, sensor: monitor_settings.SensorSettings
+) -> inform_settings.InformSettings:
+    """Information nodes report reads to the sensor of the same domain, unless another one is named."""
+    takes = sensor.enabled and sensor.intake and sensor.http_port
+    if inform.sensor or not takes:
+        return inform
+    return msgspec.structs.replace(inform, sensor=f"http://127.0.0.1:{sensor.http_port}")
 
 
 def components(settings: app_settings.Settings) -> list[component.Component]:

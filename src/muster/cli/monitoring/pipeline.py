@@ -178,8 +178,9 @@ def _replay_notifications(
 def demand(invocation: command.Invocation, prefix: str, last_s: float | None, root: str | None) -> None:
     """Show the demand for contexts by zone, and where replicas would be close to their readers.
 
-    Reads metrics that machines or their services report as reads.KEY (a count per period) or reads.KEY_s (a
-    rate per second, such as a statsd counter), with Spark.
+    Information nodes report how often their clients read each context, as metrics reads.KEY_s (a rate per
+    second) of their machine's sensor. Services may report reads.KEY (a count per period) or reads.KEY_s
+    themselves. Spark adds them up.
     """
     import time
 

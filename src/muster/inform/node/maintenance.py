@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Callable, Coroutine
+import operator
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any
 
-from muster.core import errors
+import msgspec
+
+from muster.bus.http import client as http_client
+from muster.core import errors, messages
 from muster.inform import protocol
 from muster.inform.node import primary, state
 from muster.inform.node.replicas import demand, placement, replica_table
@@ -23,6 +27,8 @@ CHUNK = 2_000
 CONCURRENT_MAX = 32
 APPENDS_MAX = 500  # concurrent appends without a read: as many as share one sync
 AGAIN_NS = 5_000_000_000  # retry an expiry that could not be written
+READS_REPORTED = 50  # contexts in a report to the sensor: those that are read most
+READ_KEY_MAX = 240  # characters of their keys: the name of a metric has at most 256
 
 _Work = Callable[
     [], Coroutine[Any, Any, None]
@@ -176,6 +182,27 @@ class NodeMaintenance:
                         self.moved["replicated"] += 1
                         work.append(partial(self._replicate, key, to))
         await _all(work)
+        if shared.settings.sensor:
+            await self._report_reads(counts.of_origin(shared.name))
+
+    async def _report_reads(self, counts: Mapping[str, int]) -> None:
+        """Send the reads of local clients to the sensor of this machine, as rates: a sensor repeats the last
+        report of a service in each of its own."""
+        settings = self._state.settings
+        named = ((f"reads.{key}_s", count) for key, count in counts.items() if len(key) <= READ_KEY_MAX)
+        most = heapq.nlargest(READS_REPORTED, named, key=operator.itemgetter(1))
+        report = messages.ServiceReport(
+            name=self._state.name,
+            metrics={name: count / settings.interval_s for name, count in most},
+        )
+        response = await http_client.post(
+            f"{settings.sensor.rstrip('/')}/report?period={settings.interval_s:g}s",
+            msgspec.json.encode(report),
+            headers={"Content-Type": "application/json"},
+        )
+        if response.status != 200:
+            reason = response.body[:200].decode("utf-8", "replace")
+            raise errors.Unavailable(f"the sensor rejected the reads of contexts: {reason}")
 
     async def _replicate(self, key: str, to: str) -> None:
         await self._state.request(to, "store", protocol.ContextQuery(key), type(None))

@@ -79,10 +79,9 @@ class ContextReader:
             self._state.check(identity, "read", key, "")  # entries of mounts have no owner here
             return await self._state.mounted(key).get(key)
         context = await self.from_replica(request)
-        if context is not None:
-            self._state.demand.add(key, self._state.name)
-        else:
+        if context is None:
             context = await self._from_holders(request)
+        self._state.demand.add(key, self._state.name)
         self._state.check(identity, "read", key, context.writer)
         return context
 

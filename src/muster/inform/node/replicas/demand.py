@@ -46,6 +46,10 @@ class DemandCounts:
         """Requests for a key, by origin."""
         return {origin: counts[key] for origin, counts in self._by_origin.items() if key in counts}
 
+    def of_origin(self, origin: str) -> Mapping[str, int]:
+        """Requests from an origin, by key."""
+        return self._by_origin.get(origin, {})
+
     def keys(self) -> set[str]:
         return set().union(*self._by_origin.values())
 

@@ -113,12 +113,18 @@ def supervised_amqp(all_settings: app_settings.Settings) -> supervised.Supervise
         supervised.Supervision(
             "amqp",
             check=lambda: check(amqp),
+            prepare=_require_keys,
             endpoint=endpoint(amqp),
             facts=lambda url: _facts(url, count),
             processes=count,
             sharing=sharing,
         )
     )
+
+
+def _require_keys(context: context_.ComponentContext) -> None:
+    """Here rather than in each process: none of them would start without passwords to check."""
+    _ = context.trust
 
 
 def check(amqp: settings.AmqpSettings) -> None:

@@ -79,7 +79,8 @@ def test_ctrl_c_keeps_its_handler_and_py4j_writes_no_log(
         return _Started()
 
     def log(file: str) -> None:
-        exec(compile("import logging; logging.error('a call of Java failed')", file, "exec"))
+        for name in ("logging", "logging.getLogger('py4j.clientserver')"):
+            exec(compile(f"import logging; {name}.error('a call of Java failed')", file, "exec"))
 
     monkeypatch.setattr(session, "start", start)
     handler = signal.getsignal(signal.SIGINT)
@@ -90,12 +91,12 @@ def test_ctrl_c_keeps_its_handler_and_py4j_writes_no_log(
             log(of_py4j)
             assert caplog.records == []
             log(__file__)
-            assert len(caplog.records) == 1, "the errors of others are logged"
+            assert len(caplog.records) == 2, "the errors of others are logged"
         log(of_py4j)
-        assert len(caplog.records) == 2
+        assert len(caplog.records) == 4
         with session.temporary_session(verbose=True):
             log(of_py4j)
-        assert len(caplog.records) == 3
+        assert len(caplog.records) == 6
     finally:
         signal.signal(signal.SIGINT, handler)
     assert logging.getLogger().filters == []

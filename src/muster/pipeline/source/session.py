@@ -253,17 +253,19 @@ def _same_interrupt_handler() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet_interrupts() -> Iterator[None]:
-    """Leave out the tracebacks that py4j writes to the root logger when Ctrl-C ends a call of Java."""
+    """Leave out the tracebacks that py4j writes to its loggers and the root's when Ctrl-C ends a call of Java."""
 
     def is_foreign(record: logging.LogRecord) -> bool:
         return f"{os.sep}py4j{os.sep}" not in record.pathname
 
-    root = logging.getLogger()
-    root.addFilter(is_foreign)
+    loggers = [logging.getLogger(name) for name in ("", "py4j.clientserver", "py4j.java_gateway")]
+    for logger in loggers:
+        logger.addFilter(is_foreign)
     try:
         yield
     finally:
-        root.removeFilter(is_foreign)
+        for logger in loggers:
+            logger.removeFilter(is_foreign)
 
 
 def activate(session: SparkSession) -> None:

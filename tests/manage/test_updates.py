@@ -363,6 +363,44 @@ def test_pause_resume_abort_undo_and_revisions(run):
     run(scenario)
 
 
+def test_a_wave_that_fails_while_the_update_is_paused_is_reverted_by_the_next_registry(run):
+    async def scenario(world: RegistryWorld) -> None:
+        await world.client.apply(manifest(*NAMES), wait_s=60)
+        standby = await world.start_registry("registry-2")
+        begun = await world.client.apply(manifest(*NAMES, healthy=False))
+        assert (await world.client.pause(begun.rollout)).counts == {"pending": 3, "running": 1}
+        await world.registry.stop()
+        await standby.acting.wait()
+        world.registry = standby
+        row = await world.client.wait_rollout(begun.rollout, timeout_s=120)
+        assert (row.state, row.counts) == ("stopped", {"failed": 1, "pending": 3})
+        assert (await world.client.wait_rollout(row.reverted_by, timeout_s=120)).state == "done"
+        assert versions(world) == [None] * 4
+
+    run(scenario)
+
+
+def test_a_restart_of_a_group_takes_no_more_than_its_batch_and_survives_the_registry(run):
+    async def scenario(world: RegistryWorld) -> None:
+        await world.client.apply(manifest(*NAMES), wait_s=60)
+        standby = await world.start_registry("registry-2")
+        ends = asyncio.Event()
+        watching = asyncio.create_task(least_up(world, NAMES, ends))
+        plan_ = rows.RolloutPlan(operation="restart", batch="2", healthy_s=30.0)
+        begun = await world.client.rollout(plan_, where="group = 'web'")
+        await until(lambda: test_as_desired.starts(world, "web-0") == 2)
+        await world.registry.stop()
+        await standby.acting.wait()
+        world.registry = standby
+        row = await world.client.wait_rollout(begun.id, timeout_s=120)
+        ends.set()
+        assert (row.state, row.counts) == ("done", {"done": 4})
+        assert await watching == 2
+        assert [test_as_desired.starts(world, name) for name in NAMES] == [2] * 4
+
+    run(scenario)
+
+
 def test_a_later_apply_replaces_an_update(run):
     async def scenario(world: RegistryWorld) -> None:
         await world.client.apply(manifest(*NAMES), wait_s=60)

@@ -316,10 +316,9 @@ class RolloutExecutor:
             while True:
                 with contextlib.suppress(errors.MusterError):
                     for header in self._headers():
-                        if (
-                            header.state in (rollout.RUNNING, rollout.STOPPING)
-                            and header.id not in self._live
-                        ):
+                        # A paused one may have begun a wave, which it has to judge.
+                        is_due = header.state in ACTIVE and header.id not in self._live
+                        if is_due and (header.state != rollout.PAUSED or header.counts.get(rollout.RUNNING)):
                             async with self._registry.writing():
                                 self.start(rollout.RolloutEngine(self._load(header.id), _now()))
                 await asyncio.sleep(LOOK_S)

@@ -253,7 +253,7 @@ def _same_interrupt_handler() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet_interrupts() -> Iterator[None]:
-    """Leave out the tracebacks that py4j writes to its loggers and the root's when Ctrl-C ends a call of Java."""
+    """Leave out the tracebacks that py4j logs when Ctrl-C ends a call of Java."""
 
     def is_foreign(record: logging.LogRecord) -> bool:
         return f"{os.sep}py4j{os.sep}" not in record.pathname

@@ -22,18 +22,24 @@ if TYPE_CHECKING:
     from muster.client.front import AsyncMuster, open_async
     from muster.client.messages import PublishedMessage as Message
     from muster.client.rows import Rows
+    from muster.client.services import HandlerCall
     from muster.client.synchronous import Muster, open
     from muster.connection import connect
     from muster.core import errors
     from muster.core.errors import MusterError
     from muster.manage.adapters.base import Adapter
+    from muster.message.messages import JmsMessage as QueueMessage
+    from muster.message.retries import Retry
 
 __all__ = [
     "Adapter",
     "AsyncMuster",
+    "HandlerCall",
     "Message",
     "Muster",
     "MusterError",
+    "QueueMessage",
+    "Retry",
     "Rows",
     "__version__",
     "blocking",
@@ -48,9 +54,12 @@ __version__ = "0.1.0"
 _PLACES = {
     "Adapter": "muster.manage.adapters.base:Adapter",
     "AsyncMuster": "muster.client.front:AsyncMuster",
+    "HandlerCall": "muster.client.services:HandlerCall",
     "Message": "muster.client.messages:PublishedMessage",
     "Muster": "muster.client.synchronous:Muster",
     "MusterError": "muster.core.errors:MusterError",
+    "QueueMessage": "muster.message.messages:JmsMessage",
+    "Retry": "muster.message.retries:Retry",
     "Rows": "muster.client.rows:Rows",
     "blocking": "muster.blocking_connection",
     "connect": "muster.connection:connect",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from muster.message import messages
+from muster.message import messages, retries
 from muster.message.dispatcher import backlog
 from muster.message.dispatcher.log import message_cache
 
@@ -10,8 +10,16 @@ from muster.message.dispatcher.log import message_cache
 class DrivenBacklog(backlog.Backlog):
     """``in_memory``: how many messages can be looked up at one time; None: all."""
 
-    def __init__(self, key: str = "q", *, in_memory: int | None = None, **options: int) -> None:
-        super().__init__(key, **options)
+    def __init__(
+        self,
+        key: str = "q",
+        *,
+        in_memory: int | None = None,
+        floor: int = 0,
+        max_deliveries: int = 0,
+        delay_s: float = 0.0,
+    ) -> None:
+        super().__init__(key, floor=floor, policy=retries.Retry(max_deliveries, delay_s))
         self.log: dict[int, message_cache.CachedMessage] = {}
         self.reads = 0
         self._in_memory = in_memory

@@ -25,12 +25,17 @@ def test_each_message_is_done_once_whatever_happens(seed: int):
     head, done = 0, list[int]()
     holders: dict[int, lines.ConsumerKey] = {}
     returned = set[tuple[lines.ConsumerKey, int]]()
+    later = list[int]()
     names = iter(range(10**6))
     total = 60
 
     def obey(instructions: list[backlog.Instruction]) -> None:
         for instruction in instructions:
+            if isinstance(instruction, backlog.RetryMessage):
+                later.append(instruction.number)
+                continue
             assert isinstance(instruction, backlog.DeliverMessage)
+            assert instruction.number not in later, "it waits for its retry"
             assert instruction.number not in holders, "a consumer has it already"
             assert instruction.number not in done, "it is done already"
             place = instruction.consumer, instruction.number
@@ -42,7 +47,9 @@ def test_each_message_is_done_once_whatever_happens(seed: int):
             driven_backlog.send(driven_backlog.position + 1, _meta())
 
     for _ in range(5000):
-        match chance.randrange(6):
+        match chance.randrange(7):
+            case 6 if later:
+                driven_backlog.retry(later.pop(chance.randrange(len(later))))
             case 0 if head < total:
                 head += 1
             case 1 if len(driven_backlog.consumers) < 3:
@@ -61,7 +68,13 @@ def test_each_message_is_done_once_whatever_happens(seed: int):
                 if elsewhere:
                     returned.add((holder, sequence))
                 obey(
-                    driven_backlog.release([sequence], holder[0], counted=True, elsewhere=elsewhere),
+                    driven_backlog.release(
+                        [sequence],
+                        holder[0],
+                        counted=True,
+                        elsewhere=elsewhere,
+                        delay_s=chance.choice([0.0, 1.0]),
+                    ),
                 )
             case 5 if driven_backlog.consumers and chance.random() < 0.1:
                 key = chance.choice(list(driven_backlog.consumers))
@@ -70,6 +83,7 @@ def test_each_message_is_done_once_whatever_happens(seed: int):
                 if not driven_backlog.consumers:
                     driven_backlog.settle(head)
                     driven_backlog.unload()
+                    later.clear()
         load()
         obey(driven_backlog.deliver(0))
         if len(done) == total:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ def meta(
     return messages.MessageMeta(priority=priority, properties=properties, expiration_ms=expires_ms)
 
 
-def holding(*sequences: int, **options: int) -> driver.DrivenBacklog:
+def holding(*sequences: int, **options: Any) -> driver.DrivenBacklog:
     driven_backlog = driver.DrivenBacklog("q", **options)
     for sequence in sequences:
         driven_backlog.send(sequence, meta())
@@ -39,7 +40,7 @@ def pump(driven_backlog: driver.DrivenBacklog, now_ms: int = 0) -> list[tuple[st
     return instructions
 
 
-def delivered(*sequences: int, **options: int) -> driver.DrivenBacklog:
+def delivered(*sequences: int, **options: Any) -> driver.DrivenBacklog:
     """One consumer has all messages."""
     driven_backlog = holding(*sequences, **options)
     driven_backlog.attach(lines.BacklogConsumer(A, len(sequences)))
@@ -391,6 +392,38 @@ def test_one_that_failed_too_often_is_a_dead_letter():
     assert isinstance(dead, backlog.DeadLetterMessage)
     assert dead.reason == "delivered 2 times without being acknowledged"
     assert driven_backlog.waiting() == []
+
+
+def test_one_that_failed_waits_for_its_retry_while_others_overtake_it():
+    driven_backlog = delivered(1, 2, delay_s=1.0)
+    assert driven_backlog.release([1], "a", counted=False) == [], "nobody failed"
+    driven_backlog.credit(A, 1)
+    assert pump(driven_backlog) == [("a", 1)]
+    assert driven_backlog.release([1], "a", counted=True) == [backlog.RetryMessage(1, 1.0)]
+    assert driven_backlog.release([2], "a", counted=True, delay_s=9.0) == [backlog.RetryMessage(2, 9.0)]
+    driven_backlog.send(3, meta())
+    driven_backlog.credit(A, 9)
+    assert pump(driven_backlog) == [("a", 3)]
+    driven_backlog.retry(1)
+    driven_backlog.retry(1)
+    assert pump(driven_backlog) == [("a", 1)]
+    assert driven_backlog.release([1], "a", counted=True) == [backlog.RetryMessage(1, 2.0)]
+    assert driven_backlog.withdraw(2), "it can be purged or moved meanwhile"
+    driven_backlog.finish(2)
+    driven_backlog.retry(2)
+    assert pump(driven_backlog) == []
+    driven_backlog.finish(3)
+    assert driven_backlog.settle(3) == 0, "1 is not done"
+    driven_backlog.unload()
+    driven_backlog.retry(1)
+    assert driven_backlog.waiting() == []
+
+
+def test_the_last_error_is_in_the_reason_of_a_dead_letter():
+    driven_backlog = delivered(1, max_deliveries=1)
+    (dead,) = driven_backlog.release([1], "a", counted=True, error="ValueError: x")
+    assert isinstance(dead, backlog.DeadLetterMessage)
+    assert dead.reason.endswith("; last error: ValueError: x")
 
 
 def test_what_one_consumer_returns_for_others_goes_to_another():

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from muster.core import topics
-from muster.message import messages
+from muster.message import messages, retries
 from muster.message.dispatcher.index import lines
 from muster.message.dispatcher.log import ledger
 from tests.message import backlog_driver
@@ -41,13 +41,13 @@ def test_a_new_ledger_is_empty():
 
 
 def test_backlogs_are_created_once_from_the_ledger():
-    records = ledger.Ledger(max_deliveries=3)
+    policy = retries.Retry(3)
+    records = ledger.Ledger(lambda _: policy)
     made = records.queue("x")
-    assert (made.key, made.floor, made.max_deliveries) == ("q:x", 0, 3)
+    assert (made.key, made.floor, made.policy) == ("q:x", 0, policy)
     assert records.queue("x") is made
     assert records.backlog("s:i:c:n", floor=5).floor == 5
-    default = ledger.Ledger().queue("x")
-    assert default.max_deliveries == 0
+    assert ledger.Ledger().queue("x").policy == retries.AT_ONCE
 
 
 # Records

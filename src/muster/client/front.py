@@ -28,7 +28,7 @@ from muster.client import (
 from muster.core import errors
 from muster.manage.adapters import base, plugins
 from muster.manage.agent import agent as agent_
-from muster.message import destinations, listings
+from muster.message import destinations, listings, retries
 from muster.notify import models
 from muster.supervision import tasks
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from muster.client import monitor
 
 H = TypeVar("H", bound=Callable[..., Any])
+M = TypeVar("M", bound=Callable[[services.HandlerCall], Any])
 A = TypeVar("A", bound=type[base.Adapter])
 REQUEST_TIMEOUT_S = 5.0
 QUEUE = "queue:"
@@ -112,6 +113,7 @@ class AsyncMuster:
         self._publishing = asyncio.Lock()
         self._starting: list[asyncio.Task[None]] = []
         self._serving: set[asyncio.Task[None]] = set()
+        self._middlewares: list[services.Middleware] = []
         self._adapters: dict[str, type[base.Adapter]] = {}
         self._agent: agent_.Agent | None = None
         self._stopped = asyncio.Event()
@@ -195,7 +197,11 @@ class AsyncMuster:
         headers: Mapping[str, str] | None = None,
         timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> messages.PublishedMessage:
-        """Send a request to a topic and return the reply; `errors.Unavailable` if there is no subscriber."""
+        """Send a request to a topic and return the reply; `errors.Unavailable` if there is no subscriber.
+
+        If the handler fails, its error is raised here: a `muster.MusterError` as it is, and any other as a
+        `MusterError` with the code ``handler-failed``.
+        """
         await self._started()
         subject = messages.to_subject(topic)
         try:
@@ -204,6 +210,7 @@ class AsyncMuster:
             )
         except requests.NoResponders as error:
             raise errors.Unavailable(f"there is no subscriber on {topic}") from error
+        messages.raise_error(reply)
         return messages.PublishedMessage(topic, reply.data, reply.headers, reply)
 
     async def reply(self, message: messages.PublishedMessage, content: messages.Content) -> None:
@@ -224,12 +231,23 @@ class AsyncMuster:
 
     # Services
 
-    def on(self, topic: str, *, where: str | None = None, group: str | None = None) -> Callable[[H], H]:
+    def on(
+        self,
+        topic: str,
+        *,
+        where: str | None = None,
+        group: str | None = None,
+        concurrency: int = 1,
+        retry: retries.Retry | None = None,
+    ) -> Callable[[H], H]:
         """Call the decorated function for each message of a topic, or of a queue (``queue:NAME``).
 
         Its parameter receives the message; annotated with `str`, `bytes`, or any other type, it receives the
-        text, the data, or the JSON decoded as that type.  What it returns is the reply to a request.  If it
-        raises for a message of a queue, the message is delivered again.
+        text, the data, or the JSON decoded as that type.  What it returns is the reply to a request; what it
+        raises is logged and is the reply too, unless it is annotated ``-> None``.  If it raises for a message
+        of a queue, the message is delivered again, by default after 1, 2, 4 … 60 seconds.
+
+        ``concurrency``: messages that are handled at a time. ``retry``: delays and attempts for a queue.
 
         >>> @m.on("echo")
         ... async def echo(text: str) -> str:
@@ -239,10 +257,26 @@ class AsyncMuster:
         """
 
         def decorate(handler: H) -> H:
-            self._start(self.serve(handler, topic, where=where, group=group))
+            serving = self.serve(
+                handler, topic, where=where, group=group, concurrency=concurrency, retry=retry
+            )
+            self._start(serving)
             return handler
 
         return decorate
+
+    def middleware(self, around: M) -> M:
+        """Call the decorated function around each call of a handler: a generator function with one ``yield``,
+        or one that returns a context manager. Its parameter is a `muster.HandlerCall`.
+
+            @m.middleware
+            def logged(call):
+                logging.info("%s begins, for a message of %s", call.handler, call.topic)
+                yield
+                logging.info("%s has ended", call.handler)
+        """
+        self._middlewares.append(services.middleware(around))
+        return around
 
     def receiver(
         self,
@@ -284,22 +318,28 @@ class AsyncMuster:
         *,
         where: str | None = None,
         group: str | None = None,
+        concurrency: int = 1,
+        retry: retries.Retry | None = None,
     ) -> None:
         """As `on`, without a decorator; when this returns, no later message is missed."""
+        caller = services.Caller(handler, self._middlewares)
+        if concurrency < 1:
+            raise errors.InvalidInput(f"concurrency is at least 1, not {concurrency}")
         if not topic.startswith(QUEUE):
-            services.reader(handler)
+            if retry is not None:
+                raise errors.InvalidInput(
+                    f"messages of the topic {topic} are not stored, so there is no retry",
+                    hint="send them to a queue: queue:NAME",
+                )
             subscription = await self.subscribe(topic, where=where, group=group)
-            self._spawn(services.serve_topic(subscription, handler, self.reply))
+            self._spawn(services.serve_topic(subscription, caller, concurrency))
             return
-        arguments = services.reader(handler)
+        if group is not None:
+            raise errors.InvalidInput("a queue has no groups: its handlers share the messages")
         session = (await self._jms()).session()
         queue = destinations.queue(topic.removeprefix(QUEUE))
-        consumer = await session.consumer(queue, where, prefetch=1)
-
-        async def handle(message: Any) -> None:
-            await services.call(handler, arguments(message))
-
-        self._spawn(consumer.listen(handle))
+        consumer = await session.consumer(queue, where, prefetch=concurrency)
+        self._spawn(services.serve_queue(consumer, caller, concurrency, retry or retries.Retry()))
 
     async def serve_events(
         self,
@@ -312,13 +352,13 @@ class AsyncMuster:
         durable: bool = False,
     ) -> None:
         """As `receiver`, without a decorator."""
-        services.reader(handler)
+        caller = services.Caller(handler, self._middlewares)
         receiver = await self.notify.join(
             name or services.name_of(handler), model, state, policy=policy, durable=durable
         )
         if not durable:
             self._stack.push_async_exit(receiver.__aexit__)
-        self._spawn(services.serve_receiver(receiver._handle, handler))
+        self._spawn(services.serve_receiver(receiver._handle, caller))
 
     async def serve_adapter(
         self, adapter: type[base.Adapter], type_name: str, agent: str | None = None, zone: str = "default"

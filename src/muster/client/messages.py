@@ -15,6 +15,7 @@ from typing import Any, Self, TypeVar, overload
 import msgspec
 
 from muster.bus import api
+from muster.bus.rpc import error_replies
 from muster.core import errors, topics
 from muster.predicates.backends import python
 from muster.predicates.syntax import parser
@@ -24,12 +25,34 @@ T = TypeVar("T")
 #: The content of a message: text is sent as UTF-8, a mapping or a list as JSON.
 Content = str | bytes | Mapping[str, Any] | Sequence[Any]
 SHOWN_CHARACTERS = 60
+#: Headers of a reply that is an error, as services of NATS have them; its data is the error in JSON.
+ERROR_HEADER = "Nats-Service-Error"
+ERROR_CODE_HEADER = "Nats-Service-Error-Code"
+_STATUS = {"invalid-input": "400", "refused": "403", "not-found": "404", "unavailable": "503"}
 
 
 def encode(content: Content) -> bytes:
     if isinstance(content, bytes):
         return content
     return content.encode() if isinstance(content, str) else msgspec.json.encode(content)
+
+
+def error_reply(fault: error_replies.ErrorReply) -> tuple[bytes, dict[str, str]]:
+    """Data and headers of the reply of a handler that failed."""
+    described = " ".join(fault.message.split())  # a header is one line
+    headers = {ERROR_HEADER: described, ERROR_CODE_HEADER: _STATUS.get(fault.kind or fault.code, "500")}
+    return msgspec.json.encode(fault), headers
+
+
+def raise_error(reply: api.Message) -> None:
+    """Raise the error that a reply contains."""
+    if (described := reply.header(ERROR_HEADER)) is None:
+        return
+    try:
+        fault = msgspec.json.decode(reply.data, type=error_replies.ErrorReply)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # of another library
+        fault = error_replies.ErrorReply(code="handler-failed", message=described)
+    raise error_replies.from_error_reply(fault)
 
 
 def to_subject(topic: str) -> str:
@@ -166,6 +189,7 @@ class AsyncSubscription:
             raise errors.TimedOut(f"no message on {self.topic} in {timeout_s:g} s") from None
         if isinstance(item, errors.MusterError):
             self._ended = item
+            self._queue.put_nowait(item)  # for others that wait
             raise item
         return item
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from muster.client import rows
 from muster.core import errors
+from muster.core.telemetry import trace
 from muster.message import destinations, listings, protocol, values
 from muster.message import messages as jms
 from muster.message.client import api, producers
@@ -43,6 +44,8 @@ class AsyncQueue:
         message = producers.to_message(body)
         if properties:
             message.properties.update(properties)
+        if (working_for := trace.current.get()) is not None:
+            message.properties.setdefault(trace.PARENT_HEADER, working_for.parent)
         session = (await self._connect()).session()
         async with session:
             producer = session.producer(self._queue, priority=priority, ttl_s=ttl_s, delay_s=delay_s)

@@ -2,7 +2,15 @@
 
 A handler is a coroutine function, which runs in the event loop, or a plain function, which runs in a thread.
 The type of its parameter selects what it receives: the message itself (also without a type), its text
-(`str`), its data (`bytes`), or its JSON as any other type.  A handler is called with one message at a time.
+(`str`), its data (`bytes`), or its JSON as any other type.
+
+A handler of a queue ends its message by returning, by raising, or with the message's ``ack``, ``nack`` or
+``retry``. What fails is repeated as `muster.Retry` says, and then it is a dead letter.  A request whose
+handler fails is answered with the error; a handler annotated ``-> None`` answers no requests.  Every failure
+is logged with the handler, the topic and the traceback.
+
+Around each call are the middlewares of the program: functions that take the `HandlerCall` and return a
+context manager, or generator functions with one ``yield``.
 
 A handler that calls `sys.exit` ends `run` with that exit status.  The end of a program waits `END_S` for the
 plain functions that are running; their threads do not keep the process alive.
@@ -12,19 +20,26 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import contextvars
+import functools
 import inspect
 import threading
 import typing
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from muster.bus import spans
+from muster.bus.rpc import error_replies
 from muster.client import messages
 from muster.core import errors
-from muster.core.telemetry import log
+from muster.core.telemetry import log, trace
 from muster.message import messages as jms
+from muster.message import retries
+from muster.message.client import consumers
 from muster.notify import client
 
 events = log.EventLog("client")
@@ -32,6 +47,21 @@ events = log.EventLog("client")
 Handler = Callable[..., Any]
 Reader = Callable[[Any], tuple[Any, ...]]
 END_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerCall:
+    """A call of a handler, for middlewares."""
+
+    handler: str  # its name
+    topic: str  # as given to `on`: of a message of a topic its topic, ``queue:NAME``, or ``event:TYPE``
+    message: Any  # a `muster.Message`, a `muster.QueueMessage` or an event
+    attempt: int = 1  # deliveries of a message of a queue, with this one
+
+
+Middleware = Callable[
+    [HandlerCall], contextlib.AbstractContextManager[Any] | contextlib.AbstractAsyncContextManager[Any]
+]
 
 
 class HandlerExit(BaseException):
@@ -80,6 +110,52 @@ def _argument(message: Any, kind: Any) -> Any:
         raise errors.InvalidInput(str(error)) from error
 
 
+def middleware(made: Callable[[HandlerCall], Any]) -> Middleware:
+    """The middleware that a program declares: it may be a generator function."""
+    if inspect.isasyncgenfunction(made):
+        return contextlib.asynccontextmanager(made)
+    return contextlib.contextmanager(made) if inspect.isgeneratorfunction(made) else made
+
+
+class Caller:
+    """Calls one handler inside the middlewares."""
+
+    def __init__(self, handler: Handler, around: list[Middleware]) -> None:
+        self.handler = handler
+        self._arguments = reader(handler)
+        self._around = around
+
+    async def __call__(
+        self, message: Any, topic: str, working_for: trace.TraceContext | None = None, attempt: int = 1
+    ) -> Any:
+        trace.current.set(working_for)
+        name = name_of(self.handler)
+        async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(spans.span(f"handle {name}", spans.SpanKind.SERVER, topic=topic))
+            for make in self._around:
+                made = make(HandlerCall(name, topic, message, attempt))
+                if isinstance(made, contextlib.AbstractAsyncContextManager):
+                    await stack.enter_async_context(made)
+                else:
+                    stack.enter_context(made)
+            return await call(self.handler, self._arguments(message))
+
+
+async def in_parallel(count: int, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Do the work ``count`` times. The first failure ends all."""
+    if count < 1:
+        raise errors.InvalidInput(f"concurrency is at least 1, not {count}")
+    if count == 1:
+        await work()
+        return
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(count):
+                group.create_task(work())
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+
+
 async def call(handler: Handler, arguments: tuple[Any, ...]) -> Any:
     try:
         if inspect.iscoroutinefunction(handler):
@@ -117,32 +193,61 @@ def name_of(handler: Handler) -> str:
     return str(getattr(handler, "__name__", handler))
 
 
-def failed(handler: Handler, error: BaseException, **facts: Any) -> None:
-    events.error("handler-failed", handler=name_of(handler), error=error, **facts)
+def failed(handler: Handler, error: BaseException, topic: str, **facts: Any) -> None:
+    error.add_note(f"in the handler {name_of(handler)}, for a message of {topic}")
+    events.error("handler-failed", error=error, stack=True, handler=name_of(handler), topic=topic, **facts)
 
 
-async def serve_topic(
-    subscription: messages.AsyncSubscription,
-    handler: Handler,
-    reply: Callable[[messages.PublishedMessage, Any], Awaitable[None]],
-) -> None:
+async def serve_topic(subscription: messages.AsyncSubscription, caller: Caller, concurrency: int) -> None:
     """Call the handler for each message; what it returns is the reply, if the sender requested one."""
-    arguments = reader(handler)
-    async with subscription:
+    replies = inspect.signature(caller.handler).return_annotation not in (None, "None")
+
+    async def work() -> None:
         async for message in subscription:
+            reply: tuple[bytes, Mapping[str, str] | None] | None = None
             try:
-                result = await call(handler, arguments(message))
-                if result is not None and message.wants_reply:
-                    await reply(message, result)
+                received = message.received
+                result = await caller(message, message.topic, received.trace if received else None)
+                reply = None if result is None else (messages.encode(result), None)
             except Exception as error:  # noqa: BLE001 - the next message is handled
-                failed(handler, error, topic=message.topic)
+                failed(caller.handler, error, message.topic)
+                reply = messages.error_reply(_fault(caller.handler, error)) if replies else None
+            if reply is not None and message.received is not None and message.received.reply:
+                try:
+                    await message.received.respond(reply[0], headers=reply[1])
+                except errors.MusterError as error:
+                    failed(caller.handler, error, message.topic)
+
+    async with subscription:
+        await in_parallel(concurrency, work)
 
 
-async def serve_receiver(receiver: client.ReceiverHandle, handler: Handler) -> None:
+def _fault(handler: Handler, error: Exception) -> error_replies.ErrorReply:
+    if isinstance(error, errors.MusterError):
+        return error_replies.to_error_reply(error)
+    text = f"{name_of(handler)} failed: {type(error).__name__}: {error}"
+    return error_replies.ErrorReply(code="handler-failed", message=text[: retries.ERROR_CHARACTERS_MAX])
+
+
+async def serve_queue(
+    consumer: consumers.Consumer, caller: Caller, concurrency: int, retry: retries.Retry
+) -> None:
+    """Call the handler for each message of a queue."""
+
+    @functools.wraps(caller.handler)
+    async def handle(message: jms.JmsMessage) -> None:
+        working_for = None
+        if isinstance(parent := message.properties.get(trace.PARENT_HEADER), str):
+            working_for = trace.extract({trace.PARENT_HEADER: parent})
+        await caller(message, str(consumer.destination), working_for, message.delivery_count)
+
+    await in_parallel(concurrency, lambda: consumer.listen(handle, retry=retry))
+
+
+async def serve_receiver(receiver: client.ReceiverHandle, caller: Caller) -> None:
     """Call the handler for each event. A durable event is acknowledged when the handler has ended."""
-    arguments = reader(handler)
     async for event in receiver:
         try:
-            await call(handler, arguments(event))
+            await caller(event, f"event:{event.type}")
         except Exception as error:  # noqa: BLE001 - the next event is handled
-            failed(handler, error, event=event.type, id=event.id)
+            failed(caller.handler, error, f"event:{event.type}", id=event.id)

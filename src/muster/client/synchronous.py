@@ -18,6 +18,7 @@ from muster.core import errors
 from muster.inform import protocol
 from muster.manage import rows
 from muster.message import messages as jms
+from muster.message import retries
 from muster.notify import client
 from muster.notify import models as notify_models
 
@@ -245,13 +246,22 @@ class Muster(blocking.BlockingTwin[front.AsyncMuster]):
         return Queue(self._async.queue(name), self._loop)
 
     def on(
-        self, topic: str, *, where: str | None = None, group: str | None = None
+        self,
+        topic: str,
+        *,
+        where: str | None = None,
+        group: str | None = None,
+        concurrency: int = 1,
+        retry: retries.Retry | None = None,
     ) -> Callable[[front.H], front.H]:
         """Call the decorated function for each message of a topic, or of a queue (``queue:NAME``).
 
         Its parameter receives the message; annotated with `str`, `bytes`, or any other type, it receives the
-        text, the data, or the JSON decoded as that type.  What it returns is the reply to a request.  If it
-        raises for a message of a queue, the message is delivered again.
+        text, the data, or the JSON decoded as that type.  What it returns is the reply to a request; what it
+        raises is logged and is the reply too, unless it is annotated ``-> None``.  If it raises for a message
+        of a queue, the message is delivered again, by default after 1, 2, 4 … 60 seconds.
+
+        ``concurrency``: messages that are handled at a time. ``retry``: delays and attempts for a queue.
 
         >>> @m.on("echo")
         ... def echo(text: str) -> str:
@@ -261,10 +271,25 @@ class Muster(blocking.BlockingTwin[front.AsyncMuster]):
         """
 
         def decorate(handler: front.H) -> front.H:
-            self._loop.wait(self._async.serve(handler, topic, where=where, group=group))
+            serving = self._async.serve(
+                handler, topic, where=where, group=group, concurrency=concurrency, retry=retry
+            )
+            self._loop.wait(serving)
             return handler
 
         return decorate
+
+    def middleware(self, around: front.M) -> front.M:
+        """Call the decorated function around each call of a handler: a generator function with one ``yield``,
+        or one that returns a context manager. Its parameter is a `muster.HandlerCall`. It may not block.
+
+            @m.middleware
+            def logged(call):
+                logging.info("%s begins, for a message of %s", call.handler, call.topic)
+                yield
+                logging.info("%s has ended", call.handler)
+        """
+        return self._async.middleware(around)
 
     def receiver(
         self,

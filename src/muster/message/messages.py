@@ -16,7 +16,7 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, Protocol, TypeAlias
 
 import msgspec
 
@@ -123,6 +123,14 @@ def decode_meta(raw: bytes | str) -> MessageMeta:
         raise message_errors.FormatError(f"the header {HEADER} is malformed: {error}") from error
 
 
+class Settlement(Protocol):
+    """How a listener ends a message: once; a second call has no effect. From any thread."""
+
+    def ack(self) -> None: ...
+    def nack(self, reason: str = "") -> None: ...
+    def retry(self, after_s: float = 0.0) -> None: ...
+
+
 class JmsMessage:
     """A message without a body, and the base of all message types.
 
@@ -151,6 +159,7 @@ class JmsMessage:
     frozen = False  # the body is read-only
     properties: values.Properties
     _acknowledge: Callable[[], Any] | None = None
+    _settlement: Settlement | None = None  # while a listener has it
 
     def __init__(self, *, properties: Mapping[str, values.Value] | None = None) -> None:
         self.properties = values.Properties(properties)
@@ -165,6 +174,25 @@ class JmsMessage:
         """In CLIENT mode: acknowledge this message and all that the session received before it."""
         if self._acknowledge is not None:
             await self._acknowledge()
+
+    def ack(self) -> None:
+        """In a listener: remove the message now, whatever happens afterwards."""
+        self._listener().ack()
+
+    def nack(self, reason: str = "") -> None:
+        """In a listener: the message can never be processed. It becomes a dead letter with this reason."""
+        self._listener().nack(reason)
+
+    def retry(self, after_s: float = 0.0) -> None:
+        """In a listener: the message cannot be processed now. It is delivered again after this delay, which
+        counts as a failed delivery.
+        """
+        self._listener().retry(after_s)
+
+    def _listener(self) -> Settlement:
+        if self._settlement is None:
+            raise message_errors.IllegalState("ack, nack and retry are for the messages of a listener")
+        return self._settlement
 
     def body(self) -> Any:
         return None

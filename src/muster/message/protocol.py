@@ -27,13 +27,13 @@ same number is not executed twice.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
 from muster.bus.rpc import error_replies
 from muster.core import errors, subjects
-from muster.message import listings, partitions
+from muster.message import listings, partitions, retries
 
 VERSION: Final = 1
 PART: Final = partitions.PART
@@ -266,7 +266,8 @@ class StopDelivery(_Request, frozen=True, tag="stop"):
 class ReleaseMessages(_Request, frozen=True, tag="release"):
     """``counted``: the delivery failed and counts. ``reason``: it can never succeed, so the message becomes a
     dead letter; `messages.EXPIRED`: it has expired. ``elsewhere``: the consumer that held it does not receive
-    it again, others may.
+    it again, others may. ``delay_s``: not before that time, or that of the queue's settings if it is longer.
+    ``error``: why the delivery failed.
     """
 
     connection: str
@@ -274,6 +275,8 @@ class ReleaseMessages(_Request, frozen=True, tag="release"):
     counted: bool = True
     reason: str | None = None
     elsewhere: bool = False
+    delay_s: Annotated[float, msgspec.Meta(ge=0, le=retries.DELAY_S_MAX)] = 0.0
+    error: Annotated[str, msgspec.Meta(max_length=retries.ERROR_CHARACTERS_MAX)] = ""
 
 
 class EndSubscription(_Request, frozen=True, tag="unsubscribe"):

@@ -13,6 +13,7 @@ from muster.core.settings import sections
 from muster.core.settings.sections import field_doc
 from muster.message import errors as message_errors
 from muster.message import partitions as partitions_
+from muster.message import retries
 
 
 class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -23,6 +24,9 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     expired: str = ""  # the queue that expired messages move to; empty: they are discarded
     expiry_s: float = 0.0  # after this time, messages without a time to live expire; 0: never
     max_deliveries: int | None = None  # instead of `message.max_deliveries`
+    redelivery_delay_s: float = 0.0  # before a message whose delivery failed is delivered again
+    redelivery_backoff: float = 2.0  # factor of the delay after each further failure
+    redelivery_delay_s_max: float = 60.0
 
     def __post_init__(self) -> None:
         if not self.name or not self.dead_letters:
@@ -33,6 +37,16 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise errors.InvalidInput(
                 f"message.queues {self.name!r}: expired messages would expire again in {self.expired!r}"
             )
+        try:
+            self.retry(0)
+        except errors.InvalidInput as error:
+            raise errors.InvalidInput(f"message.queues {self.name!r}: {error.message}") from error
+
+    def retry(self, max_deliveries: int) -> retries.Retry:
+        attempts = max_deliveries if self.max_deliveries is None else self.max_deliveries
+        return retries.Retry(
+            attempts, self.redelivery_delay_s, self.redelivery_backoff, self.redelivery_delay_s_max
+        )
 
     def matches(self, queue: str) -> bool:
         return bool(queue) and _pattern(self.name).fullmatch(queue) is not None
@@ -86,7 +100,8 @@ class MessageSettings(sections.SettingsSection, frozen=True, kw_only=True):
         field_doc(
             "Settings of queues by name, in which * matches any text; the first entry that matches applies: "
             "the queues for dead_letters and expired messages (default: dead-letters, and discarded), "
-            "expiry_s for messages without a time to live, and max_deliveries."
+            "expiry_s for messages without a time to live, max_deliveries, and redelivery_delay_s with "
+            "redelivery_backoff and redelivery_delay_s_max (default: at once)."
         ),
     ] = ()
     create_queues: Annotated[

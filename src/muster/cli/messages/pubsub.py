@@ -264,6 +264,7 @@ def request(
     DATA '-' is read from stdin. The exit code is 5 if there is no subscriber or no reply in time.
     """
     from muster.bus.client import requests
+    from muster.client import messages
     from muster.core import errors, units
 
     subject, payload, with_headers = _subject(topic, raw), _payload(data), _headers(headers)
@@ -275,7 +276,9 @@ def request(
                     subject, payload, enough=enough, timeout_s=timeout_s, headers=with_headers
                 )
             try:
-                return [await bus.request(subject, payload, headers=with_headers, timeout_s=timeout_s)]
+                reply = await bus.request(subject, payload, headers=with_headers, timeout_s=timeout_s)
+                messages.raise_error(reply)
+                return [reply]
             except requests.NoResponders as error:
                 raise errors.Unavailable(
                     f"there is no subscriber on {topic}",

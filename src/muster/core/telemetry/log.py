@@ -8,7 +8,8 @@ one JSON object a line.  The trace that the running task works for (`muster.core
 each.  It is a thin layer on the standard library's logging: a host program that embeds Muster configures the
 logger ``muster`` as any other, or calls `configure`.
 
-An event is always one line, whatever its facts contain, and a fact is truncated to 2,000 characters.
+An event is one line, whatever its facts contain, and a fact is truncated to 2,000 characters. The stack of an
+error follows it.
 """
 
 from __future__ import annotations
@@ -44,15 +45,22 @@ class EventLog:
         return EventLog(self.part, **(self._bound | facts))
 
     def event(
-        self, name: str, /, *, level: int = logging.INFO, error: BaseException | None = None, **facts: Any
+        self,
+        name: str,
+        /,
+        *,
+        level: int = logging.INFO,
+        error: BaseException | None = None,
+        stack: bool = False,
+        **facts: Any,
     ) -> None:
-        """``error`` adds its type and message; at level ``debug`` also its stack."""
+        """``error`` adds its type and message; with ``stack`` or at level ``debug`` also its stack."""
         if not self._logger.isEnabledFor(level):
             return
         if error is not None:
             facts["error"] = f"{type(error).__name__}: {error}"
-        stack = error if error is not None and self._logger.isEnabledFor(logging.DEBUG) else None
-        self._logger.log(level, name, extra={"facts": self._bound | facts}, exc_info=stack)
+        shown = error if stack or self._logger.isEnabledFor(logging.DEBUG) else None
+        self._logger.log(level, name, extra={"facts": self._bound | facts}, exc_info=shown)
 
     def debug(self, name: str, /, **facts: Any) -> None:
         self.event(name, level=logging.DEBUG, **facts)

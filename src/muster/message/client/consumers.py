@@ -17,7 +17,7 @@ import msgspec
 
 from muster.core import errors, lifecycle
 from muster.core.telemetry import log
-from muster.message import codec, destinations, messages, protocol
+from muster.message import codec, destinations, messages, protocol, retries
 from muster.message import errors as message_errors
 from muster.message.client import bodies
 from muster.message.client import dispatcher_connection as connection_
@@ -132,26 +132,38 @@ class Consumer(lifecycle.ClosingContext):
         self.session.mark_received(received)
         return body
 
-    async def listen(self, handler: Callable[[messages.JmsMessage], Awaitable[None]]) -> None:
+    async def listen(
+        self,
+        handler: Callable[[messages.JmsMessage], Awaitable[None]],
+        *,
+        retry: retries.Retry = retries.AT_ONCE,
+    ) -> None:
         """Pass each message to ``handler``, one at a time. A message for which the handler fails is delivered
-        again: in a session that holds received messages, after a rollback or recovery.
+        again: in a session that holds received messages, after a rollback or recovery. In other sessions the
+        handler can call `messages.JmsMessage.ack`, ``nack`` and ``retry``, and ``retry`` limits the attempts.
         """
         session = self.session
         while not self.closed and (received := await self._wait()) is not None:
             if session.holds_received:  # before the handler, which may commit or acknowledge it
                 session.mark_received(received)
+                settlement = None
             else:
                 session.unacknowledged[received.place] = received  # seen, even if the handler never returns
+                settlement = received.message._settlement = _Settlement(received)
             try:
                 await handler(received.message)
             except Exception as error:  # noqa: BLE001 - after any error, the message is not acknowledged
-                events.warning("listener-failed", error=error)
-                if not session.holds_received and session.forget_received(received):
-                    await session.connection.run_shielded(self.redeliver([received]))
+                name = getattr(handler, "__qualname__", str(handler))
+                facts = {"id": received.message.message_id, "attempt": received.message.delivery_count}
+                error.add_note(f"in the handler {name}, for the message {facts['id']} of {self.destination}")
+                events.error(
+                    "handler-failed", error=error, stack=True, handler=name, topic=self.destination, **facts
+                )
+                if settlement is not None:
+                    await settlement.failed(error, retry)
             else:
-                if not session.holds_received:
-                    session.forget_received(received)
-                    session.mark_received(received)
+                if settlement is not None:
+                    settlement.ack()
 
     async def _wait(self, timeout_s: float | None = None) -> ReceivedDelivery | None:
         while (received := await self._wait_for_delivery(timeout_s)) is not None:
@@ -250,11 +262,11 @@ class Consumer(lifecycle.ClosingContext):
     async def _poll_dispatcher(self) -> None:
         pass
 
-    async def redeliver(self, received: list[ReceivedDelivery]) -> None:
+    async def redeliver(self, received: list[ReceivedDelivery], error: str = "") -> None:
         """Deliver again what the application did not acknowledge."""
         try:
             await self.pause()
-            await self.give_back(received)
+            await self.give_back(received, error)
         finally:
             await self.resume()
 
@@ -266,7 +278,7 @@ class Consumer(lifecycle.ClosingContext):
     async def resume(self) -> None:
         pass
 
-    async def give_back(self, received: list[ReceivedDelivery]) -> None:
+    async def give_back(self, received: list[ReceivedDelivery], error: str = "") -> None:
         for delivery in reversed(received):
             delivery.message.redelivered = True
             delivery.message.delivery_count += 1
@@ -283,6 +295,70 @@ class Consumer(lifecycle.ClosingContext):
         self._wake.set()
         if self in self.session.consumers:
             self.session.consumers.remove(self)
+
+
+class _Settlement:
+    """Ends one message of a listener; see `messages.Settlement`."""
+
+    def __init__(self, received: ReceivedDelivery) -> None:
+        self._received = received
+        self._session = received.consumer.session
+        self._loop = asyncio.get_running_loop()
+
+    def ack(self) -> None:
+        def mark_received() -> None:
+            self._session.mark_received(self._received)
+
+        self._settle(mark_received)
+
+    def nack(self, reason: str = "") -> None:
+        text = f"rejected: {reason}" if reason else "rejected"
+        self._settle(lambda: self._release(reason=text[: retries.ERROR_CHARACTERS_MAX]))
+
+    def retry(self, after_s: float = 0.0) -> None:
+        if not 0 <= after_s <= retries.DELAY_S_MAX:
+            raise errors.InvalidInput(f"after_s is 0 to {retries.DELAY_S_MAX:g}, not {after_s!r}")
+        self._settle(lambda: self._release(delay_s=float(after_s), error="retried by its handler"))
+
+    async def failed(self, error: Exception, retry: retries.Retry) -> None:
+        received, session = self._received, self._session
+        if not session.forget_received(received):
+            return
+        text = f"{type(error).__name__}: {error}"[: retries.ERROR_CHARACTERS_MAX]
+        attempt = received.message.delivery_count
+        delay_s = retry.delay_after(attempt)
+        if retry.attempts and attempt >= retry.attempts and received.key:
+            self._release(reason=f"{attempt} attempts; last error: {text}")
+        elif delay_s and received.key:
+            self._release(delay_s=delay_s, error=text)
+        else:
+            redelivery = received.consumer.redeliver([received], text)
+            await session.connection.run_shielded(redelivery)
+
+    def _settle(self, act: Callable[[], None]) -> None:
+        def settle() -> None:
+            if self._session.forget_received(self._received):
+                act()
+
+        try:
+            is_here = asyncio.get_running_loop() is self._loop
+        except RuntimeError:  # in the thread of a plain function
+            is_here = False
+        settle() if is_here else self._loop.call_soon_threadsafe(settle)
+
+    def _release(self, *, reason: str | None = None, delay_s: float = 0.0, error: str = "") -> None:
+        received, connection = self._received, self._session.connection
+        if received.key:
+            release = protocol.ReleaseMessages(
+                connection.name,
+                {received.key: [received.sequence]},
+                reason=reason,
+                delay_s=delay_s,
+                error=error,
+            )
+            connection.spawn(connection.notify(release))
+        elif reason is None:
+            connection.spawn(received.consumer.redeliver([received]))
 
 
 class DispatchedConsumer(Consumer):
@@ -424,10 +500,12 @@ class DispatchedConsumer(Consumer):
         self._paused = False
         self._wake.set()
 
-    async def give_back(self, received: list[ReceivedDelivery]) -> None:
+    async def give_back(self, received: list[ReceivedDelivery], error: str = "") -> None:
         connection = self.session.connection
         if seen := by_key(received):
-            await connection.request(protocol.ReleaseMessages(connection.name, seen, counted=True))
+            await connection.request(
+                protocol.ReleaseMessages(connection.name, seen, counted=True, error=error)
+            )
 
     async def _stop(self, timeout_s: float | None = None) -> None:
         """Stop deliveries, and release prefetched messages to other consumers."""

@@ -115,8 +115,8 @@ class TopicConsumer(consumers.Consumer):
         super()._push_front(received)
         self._bytes += received.sequence
 
-    async def give_back(self, received: list[consumers.ReceivedDelivery]) -> None:
-        await super().give_back(received)
+    async def give_back(self, received: list[consumers.ReceivedDelivery], error: str = "") -> None:
+        await super().give_back(received, error)
         self._bytes += sum(delivery.sequence for delivery in received)
         if self.closed and self._listeners is not None:  # it was closed before the application failed
             self._pass_on(self._listeners)

@@ -9,7 +9,7 @@ its line is blocked until the caller has read the messages that `next_to_read` n
     done       what is done above the floor
     position   everything up to here is indexed, done or of other queues; indexing continues after it
     live       position is the end of the log: new messages arrive as they are stored
-    pending    the indexed messages that are not done: waiting, reserved, held or finishing
+    pending    the indexed messages that are not done: waiting, reserved, held, finishing or retried later
     finishing  being stored as done: until this succeeds or fails, no consumer receives it
 
 The order is by priority, then by sequence; a released message returns to its old place. Consumers with the
@@ -17,6 +17,8 @@ same selector form a line (`lines`) and take turns. A new selector has to be com
 (`unscanned_line`, `scanned`); its consumers receive nothing until that is done. Messages of a group go to one
 consumer as long as it is attached; while it has no credit, they are reserved for it. A message that one
 consumer returned for others does not go to it again; while no other can receive it, it is set aside.
+
+A message whose delivery failed may have to wait (`RetryMessage`); later ones overtake it meanwhile.
 
 The work for each message does not depend on the depth of the queue.
 """
@@ -29,7 +31,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from muster.message import messages, selectors
+from muster.message import messages, retries, selectors
 from muster.message.dispatcher.index import groups, lines, selector_lines, sequence_set, sorted_numbers
 
 # Messages finished, at least, before lines are freed of messages that are done.
@@ -73,18 +75,26 @@ class DeadLetterMessage:
     reason: str
 
 
-Instruction = DeliverMessage | ExpireMessage | DeadLetterMessage
+@dataclass(frozen=True, slots=True)
+class RetryMessage:
+    """Call `Backlog.retry` after this delay."""
+
+    number: int
+    delay_s: float
+
+
+Instruction = DeliverMessage | ExpireMessage | DeadLetterMessage | RetryMessage
 
 
 class Backlog:
-    def __init__(self, key: str, *, floor: int = 0, max_deliveries: int = 0) -> None:
+    def __init__(self, key: str, *, floor: int = 0, policy: retries.Retry = retries.AT_ONCE) -> None:
         self.key = key
         self.floor = floor
         self.done = sequence_set.SequenceSet()
         self.position = floor
         self.live = False
         self.early = False  # deliver although not everything is indexed
-        self.max_deliveries = max_deliveries
+        self.policy = policy
         self.suspect = 0  # up to here, an earlier dispatcher may have delivered
         # Deliveries and failures of messages that are not held now
         self.counts: dict[int, tuple[int, int]] = {}
@@ -103,6 +113,7 @@ class Backlog:
         # Consumers that do not receive a message, because they returned it for others or select others
         self._excluded: dict[int, set[lines.ConsumerKey]] = {}
         self._aside: dict[int, int] = {}  # the level of messages that wait for other consumers
+        self._later: dict[int, int] = {}  # the level of messages that wait for their retry
         # Lines and consumers (with reserved messages) that may have something to deliver
         self._active: OrderedDict[Source, None] = OrderedDict()
         self._blocked: dict[Source, None] = {}  # those whose next message has to be read from the log
@@ -154,6 +165,7 @@ class Backlog:
         self.pending.clear()
         self._skipped.clear()
         self._aside.clear()
+        self._later.clear()
         self._excluded.clear()
         self._finishing = dict.fromkeys(self._finishing)
         self._forget_lines(self._lines.clear())
@@ -320,8 +332,12 @@ class Backlog:
         counted: bool,
         reason: str | None = None,
         elsewhere: bool = False,
+        delay_s: float = 0.0,
+        error: str = "",
     ) -> list[Instruction]:
-        """``elsewhere``: for other consumers than the one that held it."""
+        """``elsewhere``: for other consumers than the one that held it. ``delay_s``: at least, before it is
+        delivered again. ``error``: why the delivery failed.
+        """
         instructions: list[Instruction] = []
         for number in numbers:
             held = self.held.get(number)
@@ -333,8 +349,16 @@ class Backlog:
             else:
                 if elsewhere:
                     self._excluded.setdefault(number, set()).add(held.holder.key)
-                instructions += self._back(number, counted=counted, failed=counted)
+                instructions += self._back(
+                    number, counted=counted, failed=counted, delay_s=delay_s, error=error
+                )
         return instructions
+
+    def retry(self, number: int) -> None:
+        """The delay of a `RetryMessage` is over."""
+        level = self._later.pop(number, None)
+        if level is not None:
+            self._wait(level, number)
 
     def withdraw(self, number: int) -> bool:
         """Start to finish a message that no consumer holds. False: one holds it, or it is being finished."""
@@ -343,7 +367,9 @@ class Backlog:
         self.start_finish([number])
         return True
 
-    def _back(self, number: int, *, counted: bool, failed: bool) -> list[Instruction]:
+    def _back(
+        self, number: int, *, counted: bool, failed: bool, delay_s: float = 0.0, error: str = ""
+    ) -> list[Instruction]:
         held = self.held[number]
         self._let_go(held)
         count, failures = held.count + counted, held.failures + failed
@@ -352,8 +378,14 @@ class Backlog:
         if number in self._finishing:
             self._finishing[number] = held.level
             return []
-        if self.max_deliveries and failures >= self.max_deliveries:
-            return [self._dead(held, f"delivered {count} times without being acknowledged")]
+        if self.policy.attempts and failures >= self.policy.attempts:
+            reason = f"delivered {count} times without being acknowledged"
+            return [self._dead(held, f"{reason}; last error: {error}" if error else reason)]
+        if failed:
+            delay_s = max(delay_s, self.policy.delay_after(failures))
+        if delay_s:
+            self._later[number] = held.level
+            return [RetryMessage(number, delay_s)]
         self._wait(held.level, number)
         return []
 
@@ -376,8 +408,9 @@ class Backlog:
 
     def _stop_waiting(self, number: int) -> int | None:
         """Remove the message from those that wait, and return its level; None if it was not waiting."""
-        if number in self._aside:
-            return self._aside.pop(number)
+        for apart in (self._aside, self._later):
+            if number in apart:
+                return apart.pop(number)
         for numbers in (self._waiting, *(consumer.reserved for consumer in self.consumers.values())):
             if (level := numbers.level(number)) is not None:
                 numbers.discard(level, number)

@@ -45,6 +45,7 @@ class DeliveryQueue:
         self._replies: list[tuple[str, protocol.DispatcherReply]] = []
         self._awaiting_sender: dict[int, tuple[str, journal.JournalMessage, asyncio.TimerHandle]] = {}
         self._last_due_number = 0
+        self._retries: dict[tuple[backlog.Backlog, int], asyncio.TimerHandle] = {}
         self._flush = asyncio.Event()
         shared.on_stored = self._stored
         shared.on_ended = self._ended
@@ -248,6 +249,8 @@ class DeliveryQueue:
                         self.cache.forget(number)
                     self._dirty.add(name)
                     self._flush.set()
+                case backlog.RetryMessage(number=number, delay_s=delay_s):
+                    self._retry_later(source, number, delay_s)
                 case backlog.ExpireMessage(number=number):
                     expired.append(number)
                 case backlog.DeadLetterMessage(number=number, reason=messages.EXPIRED):
@@ -265,6 +268,21 @@ class DeliveryQueue:
             self._state.journal.add(
                 journal.JournalItem([], record, failed=lambda _: source.cancel_finish(expired))
             )
+
+    def _retry_later(self, source: backlog.Backlog, number: int, delay_s: float) -> None:
+        def retry() -> None:
+            del self._retries[source, number]
+            if self._ledger.backlogs.get(source.key) is source:
+                source.retry(number)
+                self.pump(source)
+
+        if (former := self._retries.get((source, number))) is not None:
+            former.cancel()  # the index was dropped and made again meanwhile
+        self._retries[source, number] = self._state.loop.call_later(delay_s, retry)
+
+    def stop_retries(self) -> None:
+        for timer in self._retries.values():
+            timer.cancel()
 
     async def _dead_letter(self, source: backlog.Backlog, number: int, reason: str, target: str) -> None:
         """Move a message to the queue ``target`` of dead letters or expired messages. While the log has no

@@ -106,6 +106,7 @@ class Dispatcher:
         ends.push_async_callback(self._state.stop)
         ends.push_async_callback(self._capture.stop)
         ends.callback(self._delivery.delays.stop)
+        ends.callback(self._delivery.stop_retries)
         try:
             await self._dispatch(bus, ends)
         finally:
@@ -332,6 +333,8 @@ class Dispatcher:
                                 counted=request.counted,
                                 reason=request.reason,
                                 elsewhere=request.elsewhere,
+                                delay_s=request.delay_s,
+                                error=request.error,
                             ),
                         )
                         self._delivery.pump(source)

@@ -99,8 +99,7 @@ class DispatcherState:
         self.now_ms = now_ms
         self.loop = asyncio.get_running_loop()
         self.ledger = ledger.Ledger(
-            max_deliveries=message_settings.max_deliveries,
-            max_deliveries_of=lambda key: self.queue_settings(key).max_deliveries,
+            lambda key: self.queue_settings(key).retry(message_settings.max_deliveries)
         )
         self.shared_pages = shared_pages.SharedPages(self.subjects.group)
         self.journal = journal.Journal(stream, 0, self._applied, self.subjects, self.shared_pages)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import msgspec
 
 from muster.core import topics
-from muster.message import messages, partitions
+from muster.message import messages, partitions, retries
 from muster.message.dispatcher import backlog
 
 # Connections whose last work is known, so that no earlier one is executed again.
@@ -162,11 +162,8 @@ Ended = list[backlog.Backlog]
 class Ledger:
     """``head`` is the sequence of the last page of the log, ``end`` the highest number up to there."""
 
-    def __init__(
-        self, *, max_deliveries: int = 0, max_deliveries_of: Callable[[str], int | None] = lambda _: None
-    ) -> None:
-        self._max_deliveries = max_deliveries
-        self._max_deliveries_of = max_deliveries_of  # by key of the backlog
+    def __init__(self, policy_of: Callable[[str], retries.Retry] = lambda _: retries.AT_ONCE) -> None:
+        self._policy_of = policy_of  # by key of the backlog
         self.head = 0
         self.end = 0
         self.backlogs: dict[str, backlog.Backlog] = {}
@@ -191,10 +188,7 @@ class Ledger:
     def backlog(self, key: str, floor: int = 0) -> backlog.Backlog:
         existing = self.backlogs.get(key)
         if existing is None:
-            most = self._max_deliveries_of(key)
-            existing = self.backlogs[key] = backlog.Backlog(
-                key, floor=floor, max_deliveries=self._max_deliveries if most is None else most
-            )
+            existing = self.backlogs[key] = backlog.Backlog(key, floor=floor, policy=self._policy_of(key))
         return existing
 
     def reach(self, head: int, end: int) -> None:

@@ -464,6 +464,15 @@ def test_a_firing_alert_keeps_its_identity_and_the_next_one_has_that_of_the_rule
     assert (again.alert.severity, again.alert.labels) == (EDITED.severity, {"team": "db", "group": "y"})
 
 
+def test_an_alert_of_a_group_that_its_rule_no_longer_names_ends():
+    book = make_book()
+    book.apply([say("down", "group:db", True, 5), say("down", "group:web", True, 5)], 9)
+    edited = msgspec.structs.replace(DOWN, only=("web",))
+    ended = tracker.AlertTracker((edited,), book.state()).tick(20)
+    assert [(alert.about, alert.state) for alert in ended.alerts] == [("group:db", AlertState.RESOLVED)]
+    assert [notification.contacts for notification in ended.notifications] == [DOWN.notify]
+
+
 def test_alerts_of_a_rule_that_was_removed_or_has_another_scope_end_once_and_contacts_receive_it():
     book = make_book()
     before = book.apply([say("hot", "node:a", True, 0), say("quiet", "system", True, 0)], 100_000)

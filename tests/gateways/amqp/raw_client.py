@@ -85,16 +85,16 @@ def receiver(raw: Raw, address: str, credit: int = 10) -> Any:
 
 class FrameClient:
     """Writes frames that proton does not write. Fields are encoded values, in the order of AMQP.
-    Without a name it opens no session."""
+    Without a name it opens no session; ``opening``: the fields of its open then."""
 
-    def __init__(self, port: int, name: str | None) -> None:
+    def __init__(self, port: int, name: str | None, opening: list[bytes] | None = None) -> None:
         self._rest = b""
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=30)
         self.socket.sendall(LOGIN)
         while b"\x00\x53\x44" not in self._rest:
             self._rest += self.socket.recv(4096)
         self.socket.sendall(b"AMQP\x00\x01\x00\x00")
-        self.send(frames.OPEN, [NULL if name is None else amqp_types.text(name)])
+        self.send(frames.OPEN, opening or [NULL if name is None else amqp_types.text(name)])
         if name is not None:
             self.send(frames.BEGIN, [NULL, *(amqp_types.uint(number) for number in (0, 100, 100))])
         self._rest = self._rest[self._rest.index(b"\x00\x53\x44") + 3 :]
@@ -109,7 +109,7 @@ class FrameClient:
         written = b""
         for code, items in zip(codes_and_fields[::2], codes_and_fields[1::2], strict=True):
             body = described(code, items)
-            written += (len(body) + 8).to_bytes(4, "big") + b"\x02\x00\x00" + bytes((channel,)) + body
+            written += (len(body) + 8).to_bytes(4, "big") + b"\x02\x00" + channel.to_bytes(2, "big") + body
         self.socket.sendall(written)
 
     def until(self, *codes: int) -> list[Any]:

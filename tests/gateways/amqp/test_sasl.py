@@ -117,6 +117,7 @@ async def test_a_client_without_sasl_gets_the_sasl_header(verifiers: password_ch
         pytest.param(b"\x00\x00\x00\x04\x02\x01\x00\x00", id="a size below that of a header"),
         pytest.param(b"\x00\x00\x20\x00\x02\x01\x00\x00", id="a frame that is too large"),
         pytest.param(b"\x00\x00\x00\x08\x02\x00\x00\x00", id="a frame of AMQP"),
+        pytest.param(b"\x00\x00\x00\x08\x02\x01\x00\x00", id="a frame without a body"),
         pytest.param(sasl._frame(0x40, [sasl._symbols(["ANONYMOUS"])]), id="mechanisms"),
         pytest.param(sasl._frame(0x42, [sasl._binary(b"x")]), id="a challenge"),
         pytest.param(sasl._frame(0x43, [sasl._binary(b"x")]), id="a response before the init"),

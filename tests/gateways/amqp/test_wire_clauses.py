@@ -6,6 +6,8 @@ The table is the list of the clauses: a section, what the client sends, the fram
 from __future__ import annotations
 
 import asyncio
+import pathlib
+import re
 import socket
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
@@ -38,8 +40,8 @@ PAYLOAD = raw_client.described(0x77, [amqp_types.text("one")])[:3] + amqp_types.
 CLOSE, END, DETACH = frames.CLOSE, frames.END, frames.DETACH
 DECODE, INVALID, ALLOWED = "amqp:decode-error", "amqp:invalid-field", "amqp:not-allowed"
 FRAMING, STATE = "amqp:connection:framing-error", "amqp:illegal-state"
-UNATTACHED = "amqp:session:unattached-handle"
-UNKNOWN = "amqp:transaction:unknown-id"
+UNATTACHED, IN_USE = "amqp:session:unattached-handle", "amqp:session:handle-in-use"
+UNKNOWN, ROLLBACK = "amqp:transaction:unknown-id", "amqp:transaction:rollback"
 IN_UNKNOWN = raw_client.described(0x34, [ONE])
 DISCHARGE = raw_client.described(0x32, [ONE, FALSE])
 ONLY_ACCEPTED = raw_client.described(0x28, [NULL] * 9 + [amqp_types.text("amqp:accepted:list", symbol=True)])
@@ -122,6 +124,30 @@ def _transfers(*transfers: list[bytes], mode: bytes = NULL) -> Callable[[Client]
     return act
 
 
+def _declares(raw: Client, handle: int = 1) -> bytes:
+    """Attach a coordinator and declare a transaction; returns its name."""
+    raw.send(*raw.attach_sender(handle, raw_client.described(0x30, []), f"coordinator {handle}"))
+    raw.until(frames.FLOW)
+    _send(raw, [U(handle), U(0), ONE, U(0)], b"\x00\x53\x77" + raw_client.described(0x31, []))
+    name: bytes = frames.state_fields(raw.until(frames.DISPOSITION)[6])[0]
+    return name
+
+
+def _discharges_with_incomplete_message(raw: Client) -> None:
+    name = _declares(raw)
+    _sends(raw)
+    state = raw_client.described(0x34, [name])
+    _send(raw, [U(0), U(1), ONE, U(0), FALSE, TRUE, NULL, state], PAYLOAD[:4])
+    _send(raw, [U(1), U(2), TWO, U(0)], b"\x00\x53\x77" + raw_client.described(0x32, [name, FALSE]))
+
+
+def _changes_transaction(raw: Client) -> None:
+    _sends(raw)
+    states = [raw_client.described(0x34, [name]) for name in (ONE, TWO)]
+    for state, more in zip(states, (TRUE, FALSE), strict=True):
+        _send(raw, [U(0), U(1), ONE, U(0), FALSE, more, NULL, state], PAYLOAD[:4])
+
+
 def _after(prepare: Callable[[Client], None], *items: bytes) -> Callable[[Client], None]:
     def act(raw: Client) -> None:
         prepare(raw)
@@ -151,6 +177,14 @@ VIOLATIONS = (
         _frame(frames.BEGIN, b"\x60\0\5", U(0), U(1), U(1), channel=3),
         CLOSE,
         INVALID,
+    ),
+    (
+        *("2.7.1", "a channel above channel-max"),
+        *(_frame(frames.BEGIN, NULL, U(0), U(1), U(1), channel=40_000), CLOSE, FRAMING),
+    ),
+    (
+        *("2.7.3", "a handle that has a link"),
+        *(lambda raw: raw.send(*raw.attach_sender(0, ORDERS) * 2), CLOSE, IN_USE),
     ),
     ("2.7.3", "attach without a name", _frame(frames.ATTACH, NULL, U(0), FALSE), CLOSE, DECODE),
     ("2.7.3", "attach without a handle", _frame(frames.ATTACH, ONE, NULL, FALSE), CLOSE, DECODE),
@@ -267,6 +301,8 @@ VIOLATIONS = (
         DETACH,
         UNKNOWN,
     ),
+    ("4.4.1", "a discharge within a message", _discharges_with_incomplete_message, DETACH, ROLLBACK),
+    ("4.4.1", "another transaction within a message", _changes_transaction, DETACH, INVALID),
     ("4.4.1", "a settled message in no transaction", _sends_in_unknown_transaction(TRUE), DETACH, UNKNOWN),
     ("2.8.17", "detach of an unknown handle", _frame(frames.DETACH, U(9), TRUE), END, UNATTACHED),
 )
@@ -422,11 +458,7 @@ async def test_4_4_1_a_link_sends_in_a_transaction_and_beside_it(frame_client: C
 
     def work() -> list[int]:
         raw = frame_client
-        raw.send(*raw.attach_sender(1, raw_client.described(0x30, []), "coordinator"))
-        raw.until(frames.FLOW)
-        declare = raw_client.described(0x77, [])[:3] + raw_client.described(0x31, [])
-        _send(raw, [U(1), U(0), ONE, U(0)], declare)
-        name = frames.state_fields(raw.until(frames.DISPOSITION)[6])[0]
+        name = _declares(raw)
         _sends(raw)
         body = b"\x00\x53\x77" + amqp_types.text("one")
         codes = []
@@ -441,6 +473,274 @@ async def test_4_4_1_a_link_sends_in_a_transaction_and_beside_it(frame_client: C
 
     assert await asyncio.to_thread(work) == [frames.TRANSACTIONAL, frames.ACCEPTED]
     assert [row.depth for row in (await connection.request(protocol.ListQueues())).queues if row.depth] == [1]
+
+
+async def test_2_3_1_an_extended_header_is_ignored(frame_client: Client):
+    def work() -> int:
+        body = raw_client.described(*frame_client.attach_receiver(0, [amqp_types.text("queue:orders")]))
+        frame = b"\x04\0\0\0" + b"extended" + body
+        frame_client.socket.sendall((len(frame) + 4).to_bytes(4, "big") + frame)
+        return int(frame_client.until(frames.ATTACH, CLOSE)[0])
+
+    assert await asyncio.to_thread(work) == frames.ATTACH
+
+
+async def test_2_4_1_an_open_is_sent_on_channel_0(gateway: amqp_gateway.AmqpGateway):
+    def work() -> str:
+        with socket.create_connection(("127.0.0.1", gateway.port), timeout=10) as raw:
+            body = raw_client.described(frames.OPEN, [amqp_types.text("late")])
+            frame = (len(body) + 8).to_bytes(4, "big") + b"\x02\0\0\1" + body
+            raw.sendall(raw_client.LOGIN + frames.HEADER + frame)
+            return _rest(raw).decode(errors="replace")
+
+    assert "an open belongs on channel 0" in await asyncio.to_thread(work)
+
+
+@pytest.mark.parametrize("error", [False, True])
+async def test_2_4_3_a_close_is_the_last_frame(frame_client: Client, error: bool):
+    """Also if it is due to an error; then what follows is discarded."""
+
+    def work() -> tuple[list[Any], bytes]:
+        raw = frame_client
+        if error:
+            raw.send(0x19, [], *raw.attach_receiver(0, [amqp_types.text("queue:orders")]))
+        else:
+            raw.send(CLOSE, [])
+        closed = raw.until(CLOSE, frames.ATTACH)
+        return closed, raw._rest + _rest(raw.socket)
+
+    closed, after = await asyncio.to_thread(work)
+    assert (closed[0], closed[2:] not in ([], [None]), after) == (CLOSE, error, b"")
+
+
+async def test_2_4_5_heartbeats_keep_to_the_idle_time_out_of_the_client(gateway: amqp_gateway.AmqpGateway):
+    def work() -> tuple[int, int]:
+        client = raw_client.FrameClient(
+            gateway.port, None, [amqp_types.text("idle"), NULL, NULL, NULL, U(600)]
+        )
+        with client.socket:
+            client.until(frames.OPEN)
+            client.socket.settimeout(0.6 * 2)  # at a loaded machine: a quarter of idle_s is 7.5 s
+            return len(client.socket.recv(8)), len(client.socket.recv(8))
+
+    assert await asyncio.to_thread(work) == (8, 8)
+
+
+async def test_2_4_5_an_idle_time_out_that_is_too_short_is_refused(gateway: amqp_gateway.AmqpGateway):
+    def work() -> list[Any]:
+        client = raw_client.FrameClient(
+            gateway.port, None, [amqp_types.text("idle"), NULL, NULL, NULL, U(20)]
+        )
+        with client.socket:
+            return frames.state_fields(client.until(CLOSE)[2])
+
+    error = await asyncio.to_thread(work)
+    assert error[:2] == [INVALID, "an idle-time-out of 0.02 s: at least 0.2 s is supported"]
+
+
+async def test_2_5_1_the_answer_to_a_begin_names_the_channel_of_the_client(frame_client: Client):
+    def work() -> list[Any]:
+        frame_client.send(frames.BEGIN, [NULL, U(7), U(100), U(100)], channel=300)
+        return frame_client.until(frames.BEGIN)[2:6]
+
+    answered, first, window, peer_window = await asyncio.to_thread(work)
+    assert answered == 300
+    assert None not in (first, window, peer_window)
+
+
+async def test_2_5_5_what_follows_an_error_of_a_session_is_discarded_until_its_end(frame_client: Client):
+    def work() -> tuple[str, list[int]]:
+        raw = frame_client
+        raw.send(*raw.flow(9, 1))
+        condition = frames.state_fields(raw.until(END)[2])[0]
+        sender, receiver = raw.attach_sender(0, ORDERS), raw.attach_receiver(1, [amqp_types.text("queue:q")])
+        raw.send(*sender, *receiver, *raw.transfer(0, 0), *raw.flow(1, 5), *raw.flow(9, 1))
+        raw.send(frames.DISPOSITION, [TRUE, U(0)])
+        raw.send(END, [], frames.BEGIN, [NULL, U(0), U(100), U(100)], *sender)
+        return condition, [raw.until(*range(frames.OPEN, CLOSE + 1))[0] for _ in range(3)]
+
+    condition, codes = await asyncio.to_thread(work)
+    assert (condition, codes) == (UNATTACHED, [frames.BEGIN, frames.ATTACH, frames.FLOW])
+
+
+async def test_2_5_6_a_flow_before_the_begin_counts_from_the_first_transfer(
+    frame_client: Client, dial: conftest.Dial
+):
+    """It has no next-incoming-id. Credit without a delivery-count counts from the first delivery."""
+    producer = (await dial()).session().producer(destinations.queue("orders"))
+    for number in range(3):
+        await producer.send(f"{number}")
+
+    def work() -> list[Any]:
+        raw = frame_client
+        _receives(raw)
+        raw.send(frames.FLOW, [NULL, U(1), U(0), U(100), U(0), NULL, U(2)])
+        first = raw.until(frames.TRANSFER)
+        raw.send(frames.FLOW, [NULL, U(2), U(0), U(100), U(0), NULL, U(2), NULL, FALSE, TRUE])
+        second, state = raw.until(frames.TRANSFER), raw.until(frames.FLOW)
+        return [first[3], second[3], *state[6:9]]
+
+    assert await asyncio.to_thread(work) == [0, 1, 0, 2, 0]
+
+
+async def test_2_6_3_a_link_that_is_refused_is_attached_to_nothing_and_closed(frame_client: Client):
+    def work() -> list[Any]:
+        raw = frame_client
+        raw.send(*raw.attach_sender(4, raw_client.described(0x29, [amqp_types.text("topic:secret/plans")])))
+        attach, detach = raw.until(frames.ATTACH, DETACH), raw.until(DETACH)
+        return [attach[0], attach[8], detach[2] == attach[3], detach[3], raw_client.condition(detach)]
+
+    assert await asyncio.to_thread(work) == [frames.ATTACH, None, True, True, "amqp:unauthorized-access"]
+
+
+@pytest.mark.parametrize("closed", [False, True])
+async def test_2_6_6_a_detach_is_answered_in_kind_and_frees_its_handle(frame_client: Client, closed: bool):
+    def work() -> tuple[bool, int]:
+        raw = frame_client
+        _receives(raw)
+        raw.send(DETACH, [U(0), TRUE if closed else FALSE])
+        answer = raw.until(DETACH)
+        raw.send(*raw.attach_receiver(0, [amqp_types.text("queue:orders")], "another"))
+        return bool(answer[3]) if len(answer) > 3 else False, raw.until(frames.ATTACH, CLOSE, END)[0]
+
+    assert await asyncio.to_thread(work) == (closed, frames.ATTACH)
+
+
+async def test_2_6_5_frames_in_flight_to_a_link_that_ended_with_an_error_are_ignored(frame_client: Client):
+    """The standard ends the session (errant-link), though the client cannot know of the error yet."""
+
+    def work() -> tuple[str, int]:
+        raw = frame_client
+        _transfers([U(0), U(0), NULL, U(0)], [U(0), U(1), ONE, U(0)])(raw)
+        raw.send(*raw.flow(0, 1))
+        condition = raw_client.condition(raw.until(DETACH))
+        raw.send(DETACH, [U(0), TRUE], *raw.attach_sender(0, ORDERS, "another"))
+        return condition, raw.until(frames.ATTACH, CLOSE, END)[0]
+
+    assert await asyncio.to_thread(work) == (INVALID, frames.ATTACH)
+
+
+@pytest.mark.parametrize(("mode", "settled"), [(NULL, False), (_byte(0), False), (_byte(1), True)])
+async def test_2_6_12_a_delivery_has_an_id_a_tag_a_format_and_the_settlement_of_its_link(
+    frame_client: Client, dial: conftest.Dial, mode: bytes, settled: bool
+):
+    producer = (await dial()).session().producer(destinations.queue("orders"))
+    for number in range(2):
+        await producer.send(f"{number}")
+
+    def work() -> list[list[Any]]:
+        raw = frame_client
+        code, fields = raw.attach_receiver(0, [amqp_types.text("queue:orders")])
+        raw.send(code, [*fields[:3], mode, *fields[4:]])
+        raw.until(frames.ATTACH)
+        raw.send(*raw.flow(0, 2))
+        return [raw.until(frames.TRANSFER)[2:7] for _ in range(2)]
+
+    (_, first_id, first_tag, *first), (_, second_id, second_tag, *second) = await asyncio.to_thread(work)
+    assert (second_id - first_id, first_tag != second_tag) == (1, True)
+    assert [bool(each) for each in (*first, *second)] == [False, settled] * 2
+
+
+async def test_2_7_5_a_message_that_was_settled_in_one_transfer_stays_so(
+    frame_client: Client, dial: conftest.Dial
+):
+    connection = await dial()
+
+    def work() -> list[Any]:
+        raw = frame_client
+        _sends(raw)
+        _send(raw, [U(0), U(0), ONE, U(0), TRUE, TRUE], PAYLOAD[:4])
+        _send(raw, [U(0), NULL, NULL, NULL, NULL, FALSE], PAYLOAD[4:])
+        _send(raw, [U(0), U(1), TWO, U(0)], PAYLOAD)
+        return raw.until(frames.DISPOSITION)[3:5]
+
+    assert await asyncio.to_thread(work) == [1, 1]
+    assert [row.depth for row in (await connection.request(protocol.ListQueues())).queues if row.depth] == [2]
+
+
+async def test_3_4_released_does_not_count_and_modified_may(frame_client: Client, dial: conftest.Dial):
+    await (await dial()).session().producer(destinations.queue("orders")).send("one")
+
+    def work() -> list[int]:
+        raw = frame_client
+        _receives(raw)
+        counts = []
+        for place, state in enumerate(
+            (
+                frames.RELEASED_STATE,
+                raw_client.described(0x27, [FALSE]),
+                raw_client.described(0x27, [TRUE]),
+                NULL,
+            )
+        ):
+            raw.send(frames.FLOW, [U(place), U(100), U(0), U(100), U(0), U(place), U(1)])
+            transfer = raw.until(frames.TRANSFER)
+            message = proton.Message()
+            message.decode(transfer[1])
+            counts.append(message.delivery_count)
+            raw.send(frames.DISPOSITION, [TRUE, U(transfer[3]), NULL, TRUE, state])
+        return counts
+
+    assert await asyncio.to_thread(work) == [0, 0, 0, 1]
+
+
+async def test_4_4_4_a_rollback_gives_settled_deliveries_their_default_outcome(
+    frame_client: Client, dial: conftest.Dial
+):
+    await (await dial()).session().producer(destinations.queue("orders")).send("one")
+
+    def work() -> list[int]:
+        raw = frame_client
+        name = _declares(raw)
+        source = [amqp_types.text("queue:orders"), *[NULL] * 7, frames.RELEASED_STATE]
+        raw.send(*raw.attach_receiver(0, source))
+        raw.until(frames.ATTACH)
+        counts = []
+        for place in range(2):
+            raw.send(frames.FLOW, [U(place), U(100), U(0), U(100), U(0), U(place), U(1)])
+            transfer = raw.until(frames.TRANSFER)
+            message = proton.Message()
+            message.decode(transfer[1])
+            counts.append(message.delivery_count)
+            state = raw_client.described(0x34, [name, frames.ACCEPTED_STATE])
+            raw.send(frames.DISPOSITION, [TRUE, U(transfer[3]), NULL, TRUE, state])
+            if not place:
+                _send(
+                    raw, [U(1), U(1), TWO, U(0)], b"\x00\x53\x77" + raw_client.described(0x32, [name, TRUE])
+                )
+                raw.until(frames.DISPOSITION)
+        return counts
+
+    assert await asyncio.to_thread(work) == [0, 0]
+
+
+async def test_4_5_1_a_coordinator_states_what_it_can_do(frame_client: Client):
+    def work() -> str:
+        raw = frame_client
+        raw.send(*raw.attach_sender(1, raw_client.described(0x30, []), "coordinator"))
+        target = raw.until(frames.ATTACH)[8]
+        return f"{frames.code_of(target):#x} {frames.state_fields(target)}"
+
+    stated = await asyncio.to_thread(work)
+    assert stated.startswith("0x30")
+    assert "amqp:local-transactions" in stated
+
+
+def test_the_tests_that_the_reference_names_exist():
+    page = pathlib.Path("docs/reference/amqp.md").read_text().partition("## Rules and their tests")[2]
+    named = set(re.findall(r"`(test_\w+|\d[^`]+)`", page.partition("| section |")[2]))
+    files = pathlib.Path("tests").glob("*/**/*.py")
+    tests = {name for path in files for name in re.findall(r"def (test_\w+)", path.read_text())}
+    violations = {f"{section} {what}" for section, what, *_ in VIOLATIONS}
+    assert named <= tests | violations, named - tests - violations
+    assert violations <= named, violations - named
+
+
+def _rest(raw: socket.socket) -> bytes:
+    got = b""
+    while data := raw.recv(4096):
+        got += data
+    return got
 
 
 def _send(raw: Client, items: list[bytes], payload: bytes) -> None:

@@ -49,6 +49,7 @@ IN_TRANSIT_BYTES_MAX: Final = 16 << 20
 PAUSE_BYTES: Final = 32 << 20
 UNSENT_BYTES: Final = 128 << 10
 TURN_DELIVERIES: Final = 50
+HEARTBEAT_MIN_S: Final = 0.2  # the shortest idle-time-out of a client
 LAST_MESSAGES_S: Final = 10.0  # how long messages that arrived before the close may take to be passed on
 PENDING_MAX: Final = 1000  # waiting topic messages
 PENDING_BYTES_MAX: Final = 8 << 20  # bytes of these
@@ -181,7 +182,7 @@ class AmqpConnection(asyncio.Protocol):
                 self.link_factory.release_stolen,
             )
             self._engine.connection.container = self.gateway.name
-            self.spawn(self._tick(self._engine))
+            self.spawn(self._tick(self._engine, self.gateway.idle_s / 4))
             rest, self._early = self._sasl.rest + self._early, b""
             if rest:
                 self._push(self._engine, rest)
@@ -193,12 +194,12 @@ class AmqpConnection(asyncio.Protocol):
         assert self._engine is not None, "no client has logged in"
         return self._engine
 
-    async def _tick(self, amqp_engine: engine.AmqpEngine) -> None:
+    async def _tick(self, amqp_engine: engine.AmqpEngine, period_s: float) -> None:
         """Send heartbeats, and detect a peer that sends none."""
         while not amqp_engine.closed:
             amqp_engine.tick(self._loop.time())
             self.flush()
-            await asyncio.sleep(self.gateway.idle_s / 4)
+            await asyncio.sleep(period_s)
 
     def _push(self, amqp_engine: engine.AmqpEngine, data: bytes) -> None:
         try:
@@ -370,6 +371,11 @@ class AmqpConnection(asyncio.Protocol):
         assert login is not None
         connection = self.running.connection
         connection.offered_capabilities = proton.SymbolList(list(_CAPABILITIES), raise_on_error=False)
+        idle_s = self.running.transport.remote_idle_timeout
+        if 0 < idle_s < HEARTBEAT_MIN_S:
+            why = f"an idle-time-out of {idle_s:g} s: at least {HEARTBEAT_MIN_S:g} s is supported"
+            self._refuse_open(proton.Condition("amqp:invalid-field", why))
+            return
         try:
             self.gateway.check_login(login.name)
             self.shared_connection = await self.gateway.shared_connections.join(login)
@@ -394,6 +400,8 @@ class AmqpConnection(asyncio.Protocol):
         connection.open()
         self.opened.set()
         self.spawn(self.forwarder.run())
+        if idle_s:  # a frame is due after half of it
+            self.spawn(self._tick(self.running, idle_s / 3))
 
     def _refuse_open(self, condition: proton.Condition) -> None:
         """The client has to close the connection now; otherwise it is aborted later."""

@@ -213,6 +213,7 @@ class LinkFactory:
                     return
         elif coordinator:
             transactions.check_capabilities(capabilities)
+            terminus.set_symbols(link.target.capabilities, transactions.CAPABILITIES)
         link.max_message_size = self._connection.gateway.max_message_bytes
         _confirm_settle_modes(link)
         link.open()

@@ -81,6 +81,10 @@ class Outcomes:
         if code == frames.TRANSACTIONAL and transactions.acknowledge(outgoing, state, default, key, number):
             return
         self._unsettled.discard((key, number))
+        self.apply(code, state, key, number)
+
+    def apply(self, code: int, state: bytes | None, key: str, number: int) -> None:
+        """Give a message its outcome; `acknowledge` follows."""
         if code == frames.ACCEPTED:
             self._acks.setdefault(key, []).append(number)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -58,11 +59,15 @@ def set_lifetime(data: Any) -> None:
     data.put_object({proton.symbol("lifetime-policy"): proton.Described(_DELETE_ON_CLOSE, [])})
 
 
+def set_symbols(data: Any, names: Sequence[str]) -> None:
+    data.clear()
+    data.put_object(proton.Array(proton.UNDESCRIBED, proton.Data.SYMBOL, *map(proton.symbol, names)))
+
+
 def set_outcomes(data: Any) -> None:
     """State the outcomes that a message may have, if the client does not limit them."""
     if _object(data) is None:
-        data.clear()
-        data.put_object(proton.Array(proton.UNDESCRIBED, proton.Data.SYMBOL, *map(proton.symbol, _OUTCOMES)))
+        set_symbols(data, _OUTCOMES)
 
 
 def set_filters(data: Any, applied: dict[Any, Any]) -> None:

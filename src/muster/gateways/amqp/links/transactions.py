@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _DECLARE, _DISCHARGE = (0x31, "amqp:declare:list"), (0x32, "amqp:discharge:list")
 _LOCAL: Final = "amqp:local-transactions"
+CAPABILITIES: Final = (_LOCAL, "amqp:multi-txns-per-ssn", "amqp:multi-ssns-per-txn")
 _GLOBAL: Final = {"amqp:distributed-transactions", "amqp:promotable-transactions"}
 _LOCAL_ONLY: Final = (
     "there are no distributed (XA) transactions; use a local transaction, and make the receiver idempotent"
@@ -33,6 +34,7 @@ class AmqpTransaction:
     sends: list[protocol.SendMessage] = field(default_factory=list)
     acks: dict[str, list[int]] = field(default_factory=dict)
     refused: list[tuple[str, int, bytes]] = field(default_factory=list)  # outcome other than accepted
+    defaults: dict[str, bytes] = field(default_factory=dict)  # of a rollback, by backlog; else failed
     # Topic messages, with their outcomes
     topic_deliveries: list[tuple[topics.TopicLink, int, bytes, bytes]] = field(default_factory=list)
     size: int = 0  # of the messages to send, in bytes
@@ -106,6 +108,8 @@ class TransactionCoordinator:
         if transaction is None:
             return False
         outcome = _outcome(state, default)
+        if default is not None and not _is_failed(default):
+            transaction.defaults[key] = default
         if frames.code_of(outcome) != frames.ACCEPTED:
             try:
                 self._hold(transaction, len(outcome))
@@ -150,6 +154,11 @@ class TransactionCoordinator:
             name, failed = (*map(_plain, command.value), None, None)[:2]
             if not isinstance(name, bytes):
                 raise errors.InvalidInput("a discharge names no transaction")
+            if any(_is_posting(made.link, name) for made in self._connection.producer_links.values()):
+                why = "a message of the transaction is incomplete"
+                self._connection.close_link(link, "amqp:transaction:rollback", why)
+                self.abandon(link)
+                return
             transaction = self._open.pop(name, None)
             if transaction is None:
                 raise message_errors.UnknownTransaction("the transaction has ended, or never began")
@@ -214,17 +223,37 @@ class TransactionCoordinator:
         for key, number, _ in transaction.refused:
             back.setdefault(key, []).append(number)
         self._connection.outcomes.discharged(back)
+        for key, default in transaction.defaults.items():
+            for number in back.pop(key, ()):
+                self._connection.outcomes.apply(frames.code_of(default), default, key, number)
+        self._connection.outcomes.acknowledge()
         if back:
             with contextlib.suppress(errors.Unavailable):
                 await jms.request(protocol.ReleaseMessages(jms.name, back, counted=True))
         for topic_link, place, data, _ in transaction.topic_deliveries:
-            topic_link.redeliver(place, data, counted=True)
+            if (default_outcome := topic_link.link.default_outcome) is not None:
+                topic_link.returned(place, data, frames.code_of(default_outcome), default_outcome)
+            else:
+                topic_link.redeliver(place, data, counted=True)
 
 
 def check_capabilities(capabilities: frozenset[str]) -> None:
     """Refuse a coordinator for transactions of another kind than the gateway has."""
     if capabilities and _LOCAL not in capabilities and capabilities & _GLOBAL:
         raise message_errors.NotSupported(f"{', '.join(sorted(capabilities))}: {_LOCAL_ONLY}")
+
+
+def _is_posting(link: endpoints.AmqpLink, name: bytes) -> bool:
+    """Whether an incomplete message of the link belongs to this transaction."""
+    state = link.partial[2] if link.partial is not None else None
+    with contextlib.suppress(*amqp_types.MALFORMED):
+        return frames.code_of(state) == frames.TRANSACTIONAL and frames.transaction_of(state) == name
+    return False
+
+
+def _is_failed(outcome: bytes) -> bool:
+    """Whether it counts the delivery as failed, and nothing else: as every rollback does."""
+    return frames.code_of(outcome) == frames.MODIFIED and frames.modified(outcome) == (True, False)
 
 
 def _outcome(state: bytes | None, default: bytes | None) -> bytes:

@@ -145,13 +145,16 @@ class AmqpEngine(output.EngineOutput):
         return True
 
     def fail(self, condition: str, why: str) -> None:
-        """Close the connection with an error condition, which only a peer that has sent an open can read."""
+        """Close the connection with an error condition."""
         self._rest = b""
         self._output_pending = True
-        if self.connection.state & proton.Endpoint.REMOTE_UNINIT:
-            return
         if self.connection.state & proton.Endpoint.LOCAL_UNINIT:
             self.connection.open()  # a close follows an open
+        if self.connection.state & proton.Endpoint.REMOTE_UNINIT:  # proton would wait for that
+            self.sync()
+            self._put(frames.close(condition, why))
+            self._close_sent = True
+            return
         self.connection.condition = proton.Condition(condition, why)
         self.connection.close()
 
@@ -193,8 +196,8 @@ class AmqpEngine(output.EngineOutput):
             if not isinstance(name, str) or type(handle) is not int or type(receives) is not bool:
                 raise ValueError("an attach whose name, handle or role has the wrong type")
             if handle in session.links:
-                self._end(session, "amqp:session:handle-in-use", f"handle {handle} already has a link")
-                return True
+                self.fail("amqp:session:handle-in-use", f"handle {handle} already has a link")
+                return False
             first = fields[9] if len(fields) > 9 else None
             if not receives:
                 frames.require("an attach of a sender", initial_delivery_count=first)
@@ -331,6 +334,13 @@ class AmqpEngine(output.EngineOutput):
             return
         if second and not link.settles_second:
             self.close(link, "amqp:invalid-field", "a message for rcv-settle-mode second on a link for first")
+            return
+        if (
+            link.partial is not None
+            and state not in (None, link.partial[2])
+            and (frames.code_of(state) == frames.TRANSACTIONAL)
+        ):
+            self.close(link, "amqp:invalid-field", "the transaction has changed within a message")
             return
         if link.send_mode is not None and not more and not aborted:
             is_settled = settled or (link.partial is not None and link.partial[1])

@@ -342,8 +342,19 @@ def disposition(
 
 
 def rejected(condition: str, description: str) -> bytes:
+    return b"\x00\x53\x25" + _error(condition, description)
+
+
+def close(condition: str, description: str) -> bytes:
+    """The frame that closes a connection with an error."""
+    made = b"\x00\x53\x18" + _error(condition, description)
+    return _U32.pack(8 + len(made)) + b"\x02\x00\x00\x00" + made
+
+
+def _error(condition: str, description: str) -> bytes:
+    """The only field of a list: an error."""
     error = amqp_types.sequence([amqp_types.text(condition, symbol=True), amqp_types.text(description)])
-    return b"\x00\x53\x25" + amqp_types.sequence([b"\x00\x53\x1d" + error])
+    return amqp_types.sequence([b"\x00\x53\x1d" + error])
 
 
 def declared(name: bytes) -> bytes:

@@ -7,11 +7,13 @@
                         here-document.
                         A command that goes on after it has printed what is shown is left running, and is
                         interrupted (Ctrl-C) at the end.
+    ```console measured the same, and each number stands for any number: it is from a run that is kept
     ```python           a program, which may await at its top level; it finds a broker at the usual address
     ```yaml, ```toml    is well-formed
+    ```yaml title="F"   is well-formed, and the file F of the reader
 
-All blocks of a text share one folder, in the reader's home.  Where a text says port 4222, the
-reader has a free one, so that it does not matter what else runs on the machine.
+All blocks of a text share one folder, in the reader's home.  Where a text says port 4222 or 8100,
+the reader has a free one, so that it does not matter what else runs on the machine.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ ROOT = Path(__file__).parents[2]
 RUN = ("console", "python", "yaml", "toml")
 SHOWN = ("text", "mermaid")  # pictures and answers, not things to type
 
-USUAL_PORT = "4222"
+USUAL_PORT, WEB_PORT = "4222", "8100"
 COMMAND_S_MAX = 60.0
 MAKE_S_MAX = 280.0  # the demo plays a whole story
 FLEET = "300"  # and with a small fleet, a short one
@@ -42,7 +44,9 @@ STAYS_S = 1.5  # a command that goes on for so long after it has printed what is
 STAYS = "# until Ctrl-C"  # after a command that goes on while the next ones are typed
 ENDS_S_MAX = 20.0
 
-_FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_TITLE = re.compile(r'title="([^"/]+)"')
+_NUMBER = re.compile(r"\d[\d,.]*")
 _UNFINISHED = re.compile(r"\\\Z|<<'?(\w+)\b(?!.*^\1$)", re.MULTILINE | re.DOTALL)  # …\ or a here-document
 _USUAL_ADDRESS = re.compile(r"nats://(?:localhost|127\.0\.0\.1)(?::\d+)?")
 
@@ -52,11 +56,19 @@ class Block:
     language: str
     text: str
     line: int
+    measured: bool = False
+    title: str = ""
 
 
 def blocks(markdown: str) -> list[Block]:
     return [
-        Block(match[1], match[2], markdown.count("\n", 0, match.start()) + 1)
+        Block(
+            match[1],
+            match[3],
+            markdown.count("\n", 0, match.start()) + 1,
+            measured="measured" in match[2].split(),
+            title=title[1] if (title := _TITLE.search(match[2])) else "",
+        )
         for match in _FENCE.finditer(markdown)
     ]
 
@@ -91,12 +103,17 @@ def steps(text: str) -> list[tuple[str, list[str]]]:
     return collected
 
 
-def matches(shown: list[str], printed: list[str]) -> bool:
+def matches(shown: list[str], printed: list[str], *, measured: bool = False) -> bool:
+    def without_figures(line: str) -> str:
+        return " ".join(_NUMBER.sub("0", line).split()) if measured else line.rstrip()
+
     pattern = "".join(
-        r"(?:[^\n]*\n)*?" if line.strip() == "…" else re.escape(line).replace("…", "[^\n]*") + "\n"
+        r"(?:[^\n]*\n)*?"
+        if line.strip() == "…"
+        else re.escape(without_figures(line)).replace("…", "[^\n]*") + "\n"
         for line in shown
     )
-    return re.fullmatch(pattern, "".join(f"{line.rstrip()}\n" for line in printed)) is not None
+    return re.fullmatch(pattern, "".join(f"{without_figures(line)}\n" for line in printed)) is not None
 
 
 class Reader:
@@ -111,8 +128,8 @@ class Reader:
             (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {arguments} "$@"\n')
             (programs / name).chmod(0o755)
         self._programs = programs
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self._port = str(free.getsockname()[1])
+        with socket.create_server(("127.0.0.1", 0)) as free, socket.create_server(("127.0.0.1", 0)) as other:
+            self._ports = {USUAL_PORT: str(free.getsockname()[1]), WEB_PORT: str(other.getsockname()[1])}
         self.home = folder / "home"
         self.folder = self.home / "new"
         self.folder.mkdir(parents=True)
@@ -121,7 +138,7 @@ class Reader:
             "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
             "COLUMNS": "110",
             "FLEET": FLEET,
-            "MUSTER_BUS__PORT": self._port,
+            "MUSTER_BUS__PORT": self._ports[USUAL_PORT],
             "PYTEST_PLUGINS": "muster.testing.plugin",  # which an installed Muster brings by itself
         }
 
@@ -144,18 +161,25 @@ class Reader:
     async def try_(self, block: Block) -> None:
         match block.language:
             case "console":
-                for command, shown in steps(block.text.replace(USUAL_PORT, self._port)):
-                    await self._type(command, shown)
+                for command, shown in steps(self._with_free_ports(block.text)):
+                    await self._type(command, shown, measured=block.measured)
             case "python":
                 await self._run_python(block)
             case "yaml":
                 list(yaml.safe_load_all(block.text))
+                if block.title:
+                    (self.folder / block.title).write_text(self._with_free_ports(block.text))
             case "toml":
                 tomllib.loads(block.text)
             case _:
                 pass
 
-    async def _type(self, text: str, shown: list[str]) -> None:
+    def _with_free_ports(self, text: str) -> str:
+        for usual, free in self._ports.items():
+            text = text.replace(usual, free)
+        return text
+
+    async def _type(self, text: str, shown: list[str], *, measured: bool = False) -> None:
         from_root = text.startswith("make ")
         if from_root and not (ROOT / ".venv" / ".base").exists():
             # These tests do not run in the environment that make sets up: the rest of the recipe does.
@@ -172,12 +196,14 @@ class Reader:
         # Otherwise the page only says that it prints something and ends.
         certain = STAYS in text or any(line.strip("… ") for line in shown)
         try:
-            while child.exit_code is None and not (certain and matches(shown, list(child.lines))):
+            while child.exit_code is None and not (
+                certain and matches(shown, list(child.lines), measured=measured)
+            ):
                 assert time.monotonic() < deadline, _story(child, "neither ended nor printed that", shown)
                 await child.ends_within(STAYS_S)
             if await child.ends_within(STAYS_S):
                 assert child.exit_code == 0, _story(child, f"ended with exit code {child.exit_code}", shown)
-                same = not shown or matches(shown, list(child.lines))
+                same = not shown or matches(shown, list(child.lines), measured=measured)
                 assert same, _story(child, "printed something else", shown)
         except BaseException:
             await child.close()

@@ -40,6 +40,14 @@ async def test_the_demo_prints_what_the_readme_shows(broker: brokers.Broker, tmp
         await reader.try_(block)
 
 
+def test_the_figures_of_the_demo_are_those_of_the_stored_run():
+    (block,) = [block for block in blocks.blocks(PATHS[0].read_text()) if DEMO in block.text]
+    assert block.measured
+    ((_, shown),) = blocks.steps(block.text)
+    stored = (blocks.ROOT / "docs" / "pictures" / "demo.txt").read_text().splitlines()
+    assert blocks.matches(shown, stored)
+
+
 # The reader itself
 
 
@@ -58,10 +66,18 @@ def console(text: str) -> blocks.Block:
         (["first", "last"], ["first", "a", "last"], False),
         (["first"], ["first", "more"], False),
         (["f(x) = [1]"], ["f(x) = [1]"], True),
+        (["took 0.5 s"], ["took 1.5 s"], False),
     ],
 )
 def test_what_counts_as_the_same(shown: list[str], printed: list[str], same: bool):
     assert blocks.matches(shown, printed) is same
+
+
+def test_figures_of_a_measured_block_stand_for_any():
+    assert blocks.matches(["took  0.5 s, 1,000 times"], ["took 12 s, 3 times"], measured=True)
+    assert not blocks.matches(["took 0.5 s"], ["lasted 0.5 s"], measured=True)
+    (block,) = blocks.blocks('```yaml title="a.yaml" measured\n{}\n```\n')
+    assert (block.measured, block.title, block.text) == (True, "a.yaml", "{}\n")
 
 
 async def test_commands_share_a_folder_and_what_differs_is_shown(tmp_path: Path):

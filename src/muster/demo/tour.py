@@ -56,7 +56,7 @@ async def messages(sender: api.Bus, receiver: api.Bus) -> Scene:
     expect(message.data == b"room 4", "the received message differs from the one that was sent")
     return Scene(
         "messages",
-        f"{sender.identity} published to {topic}, {receiver.identity} received it {took_ms:.1f} ms later",
+        f"{receiver.identity} got {sender.identity}'s on {topic} in {took_ms:.1f} ms",
         {"topic": str(topic), "latency_ms": took_ms},
     )
 
@@ -144,7 +144,7 @@ async def takeover(running: domain.Domain) -> Scene:
             raise errors.InvariantViolation("the epoch of a former holder was accepted")
     return Scene(
         "takeover",
-        f"worker-1 was cut off; worker-2 acquired its lease {took_ms:.0f} ms later, with a higher epoch",
+        f"worker-1 was cut off; worker-2 had its lease after {took_ms:.0f} ms",
         {"latency_ms": took_ms, "epochs": [old.epoch, new.epoch]},
     )
 

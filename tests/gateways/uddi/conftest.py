@@ -56,7 +56,7 @@ class Uddi:
 
     async def say(self, body: str, path: str = "/uddi") -> xml.XmlElement | None:
         """The element in the body of the answer."""
-        request = re.sub(r"<(/?)([A-Za-z])", r"<\1u:\2", body)
+        request = re.sub(r"<(/?)(\w+)(?=[\s/>])", r"<\1u:\2", body)
         response = await self.post(
             path,
             f'<s:Envelope xmlns:s="{envelope.SoapVersion.V11.value}" xmlns:u="{U}"><s:Body>{request}</s:Body>'

@@ -23,9 +23,31 @@ PRINTING = f"""<businessEntity businessKey="uddi:example.org:b1"><name xml:lang=
 </identifierBag></businessEntity>"""
 
 
+MODELS = "".join(
+    f'<tModel tModelKey="uddi:example.org:{name}"><name>{name}</name></tModel>'
+    for name in ("colour", "ipp", "size", "vat")
+)
+#: A signature, of which the registry reads nothing.
+SIGNATURE = """<d:Signature xmlns:d="http://www.w3.org/2000/09/xmldsig#"><d:SignedInfo>
+<d:CanonicalizationMethod Algorithm="urn:uddi-org:schemaCentricC14N:2002-07-10"/>
+<d:SignatureMethod Algorithm="http://www.w3.org/2000/09/xmldsig#rsa-sha1"/><d:Reference URI="">
+<d:DigestMethod Algorithm="http://www.w3.org/2000/09/xmldsig#sha1"/><d:DigestValue>bm90aGluZw==</d:DigestValue>
+</d:Reference></d:SignedInfo><d:SignatureValue>bm90aGluZw==</d:SignatureValue></d:Signature>"""
+
+
+def qualified(*names: str) -> str:
+    words = "".join(f"<findQualifier>{name}</findQualifier>" for name in names)
+    return f"<findQualifiers>{words}</findQualifiers>"
+
+
+def model_bag(*names: str) -> str:
+    keys = "".join(f"<tModelKey>uddi:example.org:{name}</tModelKey>" for name in names)
+    return f"<tModelBag>{keys}</tModelBag>"
+
+
 async def published(uddi: Uddi) -> str:
     token = await uddi.token()
-    await uddi.ask(f"<save_tModel>{token}{GENERATOR}</save_tModel>")
+    await uddi.ask(f"<save_tModel>{token}{GENERATOR}{MODELS}</save_tModel>")
     await uddi.ask(f"<save_business>{token}{PRINTING}</save_business>")
     return token
 
@@ -187,6 +209,146 @@ async def test_bags_and_fingerprints(uddi):
     vat = '<identifierBag><keyedReference tModelKey="uddi:example.org:vat" keyValue="{}"/></identifierBag>'
     assert await find_keys(uddi, f"<find_business>{vat.format(7)}</find_business>")
     assert not await find_keys(uddi, f"<find_business>{vat.format(8)}</find_business>")
+
+
+async def test_a_fingerprint_is_that_of_one_binding(uddi):
+    token = await published(uddi)
+    other = (
+        '<businessService serviceKey="uddi:example.org:s2" businessKey="uddi:example.org:b1"><name>a4</name>'
+        "<bindingTemplates><bindingTemplate><accessPoint>http://127.0.0.1:1/</accessPoint>"
+        '<tModelInstanceDetails><tModelInstanceInfo tModelKey="uddi:example.org:size"/>'
+        "</tModelInstanceDetails></bindingTemplate></bindingTemplates></businessService>"
+    )
+    await uddi.ask(f"<save_service>{token}{other}</save_service>")
+    for search, keys in (("find_business", ["b1"]), ("find_service", ["s1", "s2"])):
+        both = f"<{search}>{{}}{model_bag('ipp', 'size')}</{search}>"
+        assert await find_keys(uddi, both.format("")) == []
+        found = await find_keys(uddi, both.format(qualified("orAllKeys")))
+        assert sorted(found) == [f"uddi:example.org:{key}" for key in keys]
+    inner = "<find_service>{}<find_tModel><name>{}</name></find_tModel></find_service>"
+    assert await find_keys(uddi, inner.format(model_bag("ipp"), "ipp")) == ["uddi:example.org:s1"]
+    assert await find_keys(uddi, inner.format(model_bag("ipp"), "size")) == [], "keys found are added"
+    assert await find_keys(uddi, inner.format("", "no such")) == []
+    blue = '<categoryBag><keyedReference tModelKey="uddi:example.org:colour" keyValue="blue"/></categoryBag>'
+    either = f"<find_service>{qualified('orAllKeys')}{blue}{model_bag('size')}</find_service>"
+    assert len(await find_keys(uddi, either)) == 2, "of both bags together"
+
+
+async def test_a_business_shows_services_of_another_one(uddi):
+    token = await published(uddi)
+    shown = (
+        '<businessServices><businessService serviceKey="uddi:example.org:s1" businessKey="{}"/>'
+        "</businessServices>"
+    )
+    save = (
+        f'<save_business>{token}<businessEntity businessKey="uddi:example.org:b2"><name>Two</name>{{}}'
+        "</businessEntity></save_business>"
+    )
+    wrong = save.format(shown.format("uddi:example.org:b3"))
+    assert await uddi.fault(wrong) == "E_invalidProjection"
+    saved = await uddi.ask(save.format(shown.format("uddi:example.org:b1")))
+    assert [node.get("businessKey") for node in saved.walk() if node.local == "businessService"] == [
+        "uddi:example.org:b1"
+    ]
+    assert "Printer three" in str(saved), "its data are shown, not copied"
+    of_two = '<find_service businessKey="uddi:example.org:b2">{}</find_service>'
+    assert await find_keys(uddi, of_two.format("")) == ["uddi:example.org:s1"]
+    assert await find_keys(uddi, of_two.format(qualified("suppressProjectedServices"))) == []
+    by_name = "<find_service><name>Printer three</name></find_service>"
+    assert await find_keys(uddi, by_name) == ["uddi:example.org:s1"]
+    models = f"<find_business>{{}}{model_bag('ipp')}</find_business>"
+    assert len(await find_keys(uddi, models.format(""))) == 2
+    assert len(await find_keys(uddi, models.format(qualified("suppressProjectedServices")))) == 1
+    two = "<find_business><name>Two</name></find_business>"
+    assert "uddi:example.org:s1" in str(await uddi.ask(two))
+    gone = f"<delete_business>{token}<businessKey>uddi:example.org:b2</businessKey></delete_business>"
+    delete = f"<delete_service>{token}<serviceKey>uddi:example.org:s1</serviceKey></delete_service>"
+    assert await uddi.say(delete) is None
+    detail = await uddi.ask(
+        "<get_businessDetail><businessKey>uddi:example.org:b2</businessKey></get_businessDetail>"
+    )
+    (left,) = [node for node in detail.walk() if node.local == "businessService"]
+    assert (left.get("serviceKey"), left.children) == ("uddi:example.org:s1", [])
+    assert await uddi.say(gone) is None
+
+
+async def test_what_is_signed_is_found_with_what_it_contains(uddi):
+    token = await published(uddi)
+    business = (
+        '<businessEntity businessKey="uddi:example.org:b4"><name>Signed</name><businessServices>'
+        "<businessService{}><name>inside</name><bindingTemplates>"
+        '<bindingTemplate bindingKey="uddi:example.org:t4">'
+        "<accessPoint>http://127.0.0.1:1/</accessPoint></bindingTemplate></bindingTemplates></businessService>"
+        f"</businessServices>{SIGNATURE}</businessEntity>"
+    )
+    save = f"<save_business>{token}{business}</save_business>"
+    assert await uddi.fault(save.format("")) == "E_valueNotAllowed", "a new key would break the signature"
+    saved = await uddi.ask(save.format(' serviceKey="uddi:example.org:s4"'))
+    assert "SignatureValue" in str(saved)
+    signed = qualified("signaturePresent")
+    for search, key in (("find_business", "b4"), ("find_service", "s4"), ("find_binding", "t4")):
+        assert await find_keys(uddi, f"<{search}>{signed}</{search}>") == [f"uddi:example.org:{key}"]
+    model = f"<save_tModel>{token}<tModel><name>signed</name>{SIGNATURE}</tModel></save_tModel>"
+    assert await uddi.fault(model) == "E_valueNotAllowed"
+
+
+async def test_qualifiers_are_named_by_key_and_refused_where_they_do_not_apply(uddi):
+    await published(uddi)
+    prefix = "uddi:uddi.org:findqualifier:"
+    by_key = qualified(f"{prefix}DiacriticsInsensitiveMatch", "uddi:uddi.org:sortorder:binarysort")
+    assert await find_keys(uddi, f"<find_service>{by_key}<name>Prïnter three</name></find_service>")
+    for search, name in (
+        ("find_service", "serviceSubset"),
+        ("find_tModel", "combineCategoryBags"),
+        ("find_tModel", f"{prefix}bindingsubset"),
+        ("find_binding", "suppressProjectedServices"),
+        ("find_binding", "sortByNameAsc"),
+    ):
+        assert await uddi.fault(f"<{search}>{qualified(name)}</{search}>") == "E_unsupported", (search, name)
+    inner = f"<find_tModel>{qualified('serviceSubset')}<name>x</name></find_tModel>"
+    assert await uddi.fault(f"<find_service>{inner}</find_service>") == "E_unsupported"
+    subset = (
+        f"<find_business>{qualified('serviceSubset')}<categoryBag>"
+        '<keyedReference tModelKey="uddi:example.org:colour" keyValue="{}"/></categoryBag></find_business>'
+    )
+    assert "uddi:example.org:s1" in str(await uddi.ask(subset.format("blue")))
+
+
+REFERENCES = [
+    ('<keyedReference tModelKey="uddi:example.org:none" keyValue="1"/>', "E_invalidKeyPassed"),
+    ('<keyedReference tModelKey="" keyValue="1"/>', "E_invalidKeyPassed"),
+    ('<keyedReferenceGroup tModelKey="uddi:example.org:none"/>', "E_invalidKeyPassed"),
+    (f'<keyedReference tModelKey="uddi:example.org:size" keyValue="{"x" * 256}"/>', "E_valueNotAllowed"),
+]
+
+
+async def test_references_keys_languages_and_lengths_are_checked(uddi):
+    token = await published(uddi)
+    service = (
+        f"<save_service>{token}<businessService{{}}><name{{}}>n</name>{{}}</businessService></save_service>"
+    )
+    for reference, code in REFERENCES:
+        bag = f"<categoryBag>{reference}</categoryBag>"
+        assert await uddi.fault(service.format("", "", bag)) == code, reference
+    binding = "<bindingTemplates><bindingTemplate>{}</bindingTemplate></bindingTemplates>"
+    for inside in (
+        '<hostingRedirector bindingKey="uddi:example.org:none"/>',
+        "<accessPoint>x</accessPoint><tModelInstanceDetails><tModelInstanceInfo "
+        'tModelKey="uddi:example.org:none"/></tModelInstanceDetails>',
+    ):
+        assert await uddi.fault(service.format("", "", binding.format(inside))) == "E_invalidKeyPassed"
+    redirected = binding.format('<hostingRedirector bindingKey="uddi:example.org:t1"/>')
+    assert (await uddi.ask(service.format("", "", redirected))).local == "serviceDetail"
+    for key in ("uddi:example..org:s", "uddi:-example.org:s", "uddi:example.org:keygenerator", "uddi:"):
+        assert await uddi.fault(service.format(f' serviceKey="{key}"', "", "")) == "E_invalidKeyPassed", key
+    for language in ("no language", "verylonglanguage", "d-"):
+        assert await uddi.fault(service.format("", f' xml:lang="{language}"', "")) == "E_valueNotAllowed"
+    marked = GENERATOR.replace("keygenerator", "printers")
+    assert await uddi.fault(f"<save_tModel>{token}{marked}</save_tModel>") == "E_valueNotAllowed"
+    stranger = await uddi.token("bob")
+    inner = GENERATOR.replace("example.org:keygenerator", "example.org:a:keygenerator")
+    assert await uddi.fault(f"<save_tModel>{stranger}{inner}</save_tModel>") == "E_keyUnavailable"
+    assert (await uddi.ask(f"<save_tModel>{token}{inner}</save_tModel>")).local == "tModelDetail"
 
 
 async def test_answers_come_in_pages_and_in_order(uddi):

@@ -96,21 +96,33 @@ class InquiryHandler:
             raise faults.fault(
                 faults.UddiErrorCode.FATAL_ERROR, "a search for businesses needs at least one criterion"
             )
-        services = await self._services_by_business()
+        businesses = await self._registry.find("business")
+        services = await self._services_by_business(businesses, how)
         matches = []
-        for business in await self._registry.find("business"):
-            inside = services.get(business.key, [])
+        for business in businesses:
+            inside = services[business.key]
             bags = _bags(business.element, [each.element for each in inside], how)
             bindings = [binding for each in inside for binding in entities.bindings(each.element)]
             if (
-                criteria.match(business.element, bags)
+                criteria.match(business.element, bags, models, bindings)
                 and (related is None or business.key in related)
                 and (not urls or urls & entities.urls(business.element))
-                and models.match(bindings, how)
             ):
                 matches.append(business)
         page = paged(request, ordered(matches, how))
-        infos = [self._business_info(business, services.get(business.key, []), how) for business in page.rows]
+        subset = "serviceSubset" in how or "bindingSubset" in how
+        infos = [
+            self._business_info(
+                business,
+                [
+                    service
+                    for service in services[business.key]
+                    if not subset or criteria.match_categories(_subset(service.element, how))
+                ],
+                how,
+            )
+            for business in page.rows
+        ]
         return xml.XmlElement(
             U("businessList"), page.description, listed("businessInfos", infos), attributes=page.truncated
         )
@@ -130,14 +142,24 @@ class InquiryHandler:
         )
 
     async def business_infos(self, businesses: Sequence[records.UddiRecord]) -> list[xml.XmlElement]:
-        services = await self._services_by_business()
         how = find_qualifiers.FindQualifiers()
-        return [self._business_info(business, services.get(business.key, []), how) for business in businesses]
+        services = await self._services_by_business(businesses, how)
+        return [self._business_info(business, services[business.key], how) for business in businesses]
 
-    async def _services_by_business(self) -> dict[str, list[records.UddiRecord]]:
-        services: dict[str, list[records.UddiRecord]] = {}
-        for service in await self._registry.find("service"):
-            services.setdefault(service.business, []).append(service)
+    async def _services_by_business(
+        self, businesses: Sequence[records.UddiRecord], how: find_qualifiers.FindQualifiers
+    ) -> dict[str, list[records.UddiRecord]]:
+        """The services of each business, and those of others that it shows."""
+        services: dict[str, list[records.UddiRecord]] = {business.key: [] for business in businesses}
+        found = await self._registry.find("service")
+        for service in found:
+            if service.business in services:
+                services[service.business].append(service)
+        if "suppressProjectedServices" not in how:
+            there = {(service.key, service.business): service for service in found}
+            for business in businesses:
+                shown = entities.projections(business.element).items()
+                services[business.key] += [there[each] for each in shown if each in there]
         return services
 
     async def find_service(self, request: xml.XmlElement) -> xml.XmlElement:
@@ -145,20 +167,28 @@ class InquiryHandler:
         criteria = _Criteria(request, how)
         models = await self._models(request)
         business = request.get("businessKey") or ""
-        if business and await self._registry.get("business", business) is None:
-            raise registry.unknown_key_fault(business, "businessKey")
         if not (criteria or models.is_set or business):
             raise faults.fault(
                 faults.UddiErrorCode.FATAL_ERROR, "a search for services needs at least one criterion"
             )
-        services = await (
-            self._registry.services_of(business) if business else self._registry.find("service")
-        )
+        if business:
+            holder = await self._registry.get("business", business)
+            if holder is None:
+                raise registry.unknown_key_fault(business, "businessKey")
+            services = (await self._services_by_business([holder], how))[business]
+        else:
+            services = await self._registry.find("service")
+        signed = await self._signed_businesses(how)
         matches = [
             service
             for service in services
-            if criteria.match(service.element, _bags(service.element, [], how))
-            and models.match(entities.bindings(service.element), how)
+            if criteria.match(
+                service.element,
+                _bags(service.element, [], how),
+                models,
+                entities.bindings(service.element),
+                signed=service.business in signed,
+            )
         ]
         page = paged(request, ordered(matches, how))
         return xml.XmlElement(
@@ -184,13 +214,20 @@ class InquiryHandler:
             )
         else:
             services = await self._registry.find("service")
+        signed = await self._signed_businesses(how)
         matches = [
             records.UddiRecord(
                 "binding", binding.get("bindingKey") or "", binding, parent.owner, 0.0, parent.modified_at_s
             )
             for parent in services
             for binding in entities.bindings(parent.element)
-            if criteria.match(binding, entities.bag(binding)) and models.match([binding], how)
+            if criteria.match(
+                binding,
+                entities.bag(binding),
+                models,
+                [binding],
+                signed=parent.business in signed or entities.is_signed(parent.element),
+            )
         ]
         page = paged(request, ordered(matches, how))
         return xml.XmlElement(
@@ -216,6 +253,13 @@ class InquiryHandler:
             attributes=page.truncated,
         )
 
+    async def _signed_businesses(self, how: find_qualifiers.FindQualifiers) -> set[str]:
+        """What they contain counts as signed."""
+        if "signaturePresent" not in how:
+            return set()
+        businesses = await self._registry.find("business")
+        return {business.key for business in businesses if entities.is_signed(business.element)}
+
     async def _matching_models(self, criteria: _Criteria) -> list[records.UddiRecord]:
         return [
             model
@@ -224,13 +268,14 @@ class InquiryHandler:
         ]
 
     async def _models(self, request: xml.XmlElement) -> _Fingerprint:
+        """Keys of an inner search are added to those of the bag. If there are none, nothing matches."""
         bag = request.find(U("tModelBag"))
         keys = entities.texts(bag, "tModelKey") if bag is not None else []
         inner = request.find(U("find_tModel"))
-        if inner is None:
-            return _Fingerprint(keys, None)
-        matches = await self._matching_models(_Criteria(inner, _qualifiers(inner)))
-        return _Fingerprint(keys, {model.key for model in matches})
+        if inner is not None:
+            matches = await self._matching_models(_Criteria(inner, _qualifiers(inner)))
+            keys += [model.key for model in matches]
+        return _Fingerprint(keys, is_set=bag is not None or inner is not None)
 
     # Relations.
 
@@ -302,20 +347,25 @@ class InquiryHandler:
         return await self.business_detail(keys_of(request, "businessKey"))
 
     async def business_detail(self, keys: Sequence[str]) -> xml.XmlElement:
-        """Businesses with their services."""
+        """Businesses with their services, and those of others that they show. Of one that does not exist any
+        more, only its keys are shown.
+        """
         businesses = await self._registry.get_all("business", keys)
         services, how = await self._registry.services_of_all(keys), find_qualifiers.FindQualifiers()
-        elements = [
-            entities.with_part(
-                business.element,
-                "discoveryURLs name description contacts businessServices",
-                listed(
-                    "businessServices",
-                    [service.element for service in ordered(services[business.key], how)],
-                ),
+        elements = []
+        for business in businesses:
+            inside = [service.element for service in ordered(services[business.key], how)]
+            for stub in entities.services(business.element):
+                shown = await self._registry.get("service", stub.get("serviceKey") or "")
+                exists = shown is not None and shown.business == stub.get("businessKey")
+                inside.append(shown.element if shown is not None and exists else stub)
+            elements.append(
+                entities.with_part(
+                    business.element,
+                    "discoveryURLs name description contacts businessServices",
+                    listed("businessServices", inside),
+                )
             )
-            for business in businesses
-        ]
         return xml.XmlElement(U("businessDetail"), *elements)
 
     async def get_serviceDetail(self, request: xml.XmlElement) -> xml.XmlElement:
@@ -410,18 +460,13 @@ async def complete(
 class _Fingerprint:
     """The technical fingerprint of a search."""
 
-    def __init__(self, required: Sequence[str], alternatives: set[str] | None) -> None:
+    def __init__(self, required: Sequence[str], *, is_set: bool) -> None:
         self._required = required
-        self._alternatives = alternatives  # results of an inner search: one of them must match
-        self.is_set = bool(required) or alternatives is not None
+        self.is_set = is_set
 
     def match(self, bindings: Sequence[xml.XmlElement], how: find_qualifiers.FindQualifiers) -> bool:
-        if not self.is_set:
-            return True
-        return any(
-            matcher.models_match(self._required, there, how)
-            and (self._alternatives is None or bool(self._alternatives & there))
-            for there in map(entities.models, bindings)
+        return bool(self._required) and any(
+            matcher.models_match(self._required, there, how) for there in map(entities.models, bindings)
         )
 
 
@@ -440,18 +485,39 @@ class _Criteria:
     def __bool__(self) -> bool:
         return bool(self._names or self._categories or self._identifiers or "signaturePresent" in self._how)
 
-    def match(self, element: xml.XmlElement, categories: entities.CategoryBag) -> bool:
+    def match_categories(self, there: entities.CategoryBag) -> bool:
+        return matcher.bag_matches(self._categories, there, self._how, default="andAllKeys")
+
+    def match(
+        self,
+        element: xml.XmlElement,
+        categories: entities.CategoryBag,
+        models: _Fingerprint | None = None,
+        bindings: Sequence[xml.XmlElement] = (),
+        *,
+        signed: bool = False,
+    ) -> bool:
+        """``signed``: what contains the element is signed."""
         how = self._how
         identifiers = entities.bag(element, "identifierBag")
-        return (
+        if not (
             matcher.names_match(self._names, entities.names(element), how)
-            and matcher.bag_matches(self._categories, categories, how, default="andAllKeys")
             and matcher.bag_matches(self._identifiers, identifiers, how, default="orAllKeys")
-            and (
-                "signaturePresent" not in how
-                or any(child.namespace == schema.SIGNATURE for child in element.children)
-            )
-        )
+            and ("signaturePresent" not in how or signed or entities.is_signed(element))
+        ):
+            return False
+        if models is None or not models.is_set:
+            return self.match_categories(categories)
+        if "orAllKeys" in how and self._categories:  # of both bags together
+            return self.match_categories(categories) or models.match(bindings, how)
+        return self.match_categories(categories) and models.match(bindings, how)
+
+
+def _subset(service: xml.XmlElement, how: find_qualifiers.FindQualifiers) -> entities.CategoryBag:
+    """The categories of a service by which it is shown in a business that was found."""
+    if "serviceSubset" in how:
+        return entities.bag(service)
+    return entities.merge_bags(map(entities.bag, entities.bindings(service)))
 
 
 def _bags(
@@ -472,4 +538,5 @@ def _bags(
 
 def _qualifiers(request: xml.XmlElement) -> find_qualifiers.FindQualifiers:
     element = request.find(U("findQualifiers"))
-    return find_qualifiers.read(entities.texts(element, "findQualifier") if element is not None else ())
+    words = entities.texts(element, "findQualifier") if element is not None else ()
+    return find_qualifiers.read(words, request.local)

@@ -6,7 +6,7 @@ one after the other, children first, each with compare-and-set on the validated 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from muster.core.formats import xml
@@ -15,6 +15,13 @@ from muster.gateways.uddi.model import entities, faults, keys, schema, standard_
 from muster.inform import service_entries
 
 U = schema.UDDI
+_REFERRING = {"address", "hostingRedirector", "keyedReference", "keyedReferenceGroup", "tModelInstanceInfo"}
+_KEYS = {
+    U("businessEntity"): "businessKey",
+    U("businessService"): "serviceKey",
+    U("bindingTemplate"): "bindingKey",
+    U("tModel"): "tModelKey",
+}
 
 
 @dataclass(slots=True)
@@ -48,17 +55,20 @@ class PublicationHandler:
         for element in request.all(U("businessEntity")):
             business = await self._plan_save("business", element, publisher, planned)
             key = business.element.get("businessKey") or ""
+            shown: list[xml.XmlElement] = []
             for service in entities.services(element):
                 other = service.get("businessKey")
                 if other and other != key:
-                    await self._check_projection(service)
+                    shown.append(await self._projection(service))
                     continue
                 await self._plan_service(
                     entities.with_attributes(service, businessKey=key), publisher, planned
                 )
             business_keys.append(key)
             business.element = entities.with_part(
-                business.element, "discoveryURLs name description contacts businessServices", None
+                business.element,
+                "discoveryURLs name description contacts businessServices",
+                inquiry.listed("businessServices", shown),
             )
         # Of all businesses: a service may move from one to another.
         kept = {save.element.get("serviceKey") for save in planned if save.kind == "service"}
@@ -73,14 +83,18 @@ class PublicationHandler:
             await self._registry.delete(publisher, record)
         return await self._inquiry.business_detail(business_keys)
 
-    async def _check_projection(self, service: xml.XmlElement) -> None:
-        """A service of another business that is only shown here must exist. It is not changed."""
+    async def _projection(self, service: xml.XmlElement) -> xml.XmlElement:
+        """The keys of a service of another business that is only shown here. It must exist, and is not
+        changed.
+        """
         record = await self._registry.get("service", service.get("serviceKey") or "")
         if record is None or record.business != service.get("businessKey"):
             raise faults.fault(
                 faults.UddiErrorCode.INVALID_PROJECTION,
                 f"{service.get('serviceKey')!r} is not a service of {service.get('businessKey')!r}",
             )
+        projected = {"serviceKey": record.key, "businessKey": record.business}
+        return xml.XmlElement(U("businessService"), attributes=projected)
 
     async def save_service(
         self, request: xml.XmlElement, publisher: registry.UddiPublisher
@@ -136,11 +150,11 @@ class PublicationHandler:
                 "tmodel", entities.with_attributes(element, deleted=""), publisher, planned
             )
             key = save.element.get("tModelKey") or ""
-            if keys.is_generator(key) and not _is_marked_generator(save.element):
+            if keys.is_generator(key) != _is_marked_generator(save.element):
                 raise faults.fault(
                     faults.UddiErrorCode.VALUE_NOT_ALLOWED,
-                    f"{key} is the key of a generator: its category bag must have keyGenerator under "
-                    f"{standard_tmodels.TYPES}",
+                    f"{key}: the category bag of a key generator has keyGenerator under "
+                    f"{standard_tmodels.TYPES}, and its key ends with :{keys.GENERATOR}",
                 )
         await self._write(planned, publisher)
         return xml.XmlElement(U("tModelDetail"), *(planned_save.element for planned_save in planned))
@@ -196,6 +210,7 @@ class PublicationHandler:
                     key_type="bindingKey",
                 )
             taken.add(key)
+            _check_signed(element)
             made.append(entities.with_attributes(element, bindingKey=key, serviceKey=service))
         return made
 
@@ -205,6 +220,7 @@ class PublicationHandler:
         """Plan to save an entity under its own key or a new one."""
         name = records.key_name(kind)
         key = element.get(name) or ""
+        _check_signed(element)
         if key and any(other.kind == kind and other.element.get(name) == key for other in planned):
             raise faults.fault(faults.UddiErrorCode.INVALID_KEY_PASSED, f"{key} occurs twice", key_type=name)
         before = await self._registry.get(kind, key) if key else None
@@ -244,6 +260,7 @@ class PublicationHandler:
 
     async def _write(self, planned: Sequence[_Save], publisher: registry.UddiPublisher) -> None:
         order = {"service": 0, "tmodel": 1, "business": 2}
+        await self._check_references(planned)
         for save in planned:
             records.check(save.kind, save.element)
             if save.before is not None and save.before.entry is not None:
@@ -252,6 +269,25 @@ class PublicationHandler:
             await self._registry.put(publisher, save.kind, save.element, save.before, entry=save.entry)
             if save.entry is not None:
                 save.element = records.from_entry(save.entry)
+
+    async def _check_references(self, planned: Sequence[_Save]) -> None:
+        """What a saved entity refers to exists, or is saved with it, or was referred to before."""
+        known = {save.element.get(records.key_name(save.kind)) for save in planned}
+        known |= {
+            binding.get("bindingKey") for save in planned for binding in entities.bindings(save.element)
+        }
+        for save in planned:
+            before = set(_references(save.before.element)) if save.before is not None else set()
+            for kind, key in sorted(set(_references(save.element)) - before):
+                if key in known:
+                    continue
+                found = (
+                    await self._registry.service_with_binding(key)
+                    if kind == "bindingKey"
+                    else await self._registry.get("tmodel", key)
+                )
+                if found is None:
+                    raise registry.unknown_key_fault(key, kind)
 
     # Deleting.
 
@@ -327,6 +363,7 @@ class PublicationHandler:
         owner = await inquiry.owners(
             self._registry, [key for assertion in assertions for key in (assertion.source, assertion.target)]
         )
+        await self._registry.get_all("tmodel", sorted({each.reference.model for each in assertions}))
         for assertion in assertions:
             for key in (assertion.source, assertion.target):
                 if key not in owner:
@@ -443,6 +480,29 @@ def _without_bindings(service: xml.XmlElement, gone: set[str]) -> xml.XmlElement
     return _with_bindings(
         service, [binding for binding in entities.bindings(service) if binding.get("bindingKey") not in gone]
     )
+
+
+def _check_signed(element: xml.XmlElement) -> None:
+    """A key that the registry adds would make the signature invalid."""
+    if not entities.is_signed(element):
+        return
+    for part in element.walk():
+        name = _KEYS.get(part.name)
+        if name is not None and not part.get(name):
+            raise faults.fault(
+                faults.UddiErrorCode.VALUE_NOT_ALLOWED, f"a signed {part.local} must have a {name}"
+            )
+
+
+def _references(element: xml.XmlElement) -> Iterator[tuple[str, str]]:
+    """The kinds and keys of what an entity refers to."""
+    for part in element.walk():
+        if part.local in _REFERRING and part.namespace == U:
+            kind = "bindingKey" if part.local == "hostingRedirector" else "tModelKey"
+            if key := part.get(kind):
+                yield kind, key
+            elif part.local != "address":
+                raise registry.unknown_key_fault("", kind)
 
 
 def _is_marked_generator(model: xml.XmlElement) -> bool:

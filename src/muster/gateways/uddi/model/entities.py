@@ -75,6 +75,17 @@ def services(business: xml.XmlElement) -> list[xml.XmlElement]:
     return inside(business, "businessServices", "businessService")
 
 
+def is_signed(element: xml.XmlElement) -> bool:
+    return any(child.namespace == schema.SIGNATURE for child in element.children)
+
+
+def projections(business: xml.XmlElement) -> dict[str, str]:
+    """The services of other businesses that a stored business shows, and their businesses."""
+    return {
+        service.get("serviceKey") or "": service.get("businessKey") or "" for service in services(business)
+    }
+
+
 def bindings(service: xml.XmlElement) -> list[xml.XmlElement]:
     return inside(service, "bindingTemplates", "bindingTemplate")
 

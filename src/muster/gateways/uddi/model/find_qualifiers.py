@@ -1,7 +1,7 @@
 """Find qualifiers: how a search compares texts, and how its results are sorted.
 
 Each has a short name and the key of a tModel; case is ignored.  Contradictory, unknown and repeated
-qualifiers are rejected.
+qualifiers are rejected, and those that do not apply to a search.
 
 Pure.
 """
@@ -46,10 +46,28 @@ _KNOWN = {
 }
 
 
-def by_key() -> dict[str, str]:
-    """The names, by the keys of their tModels."""
-    sorts = ("binarySort", "UTS-10")
-    return {f"{_SORT_PREFIX if name in sorts else _PREFIX}{folded}": name for folded, name in _KNOWN.items()}
+_SORTS = ("binarySort", "UTS-10")
+
+
+def _key(name: str) -> str:
+    # The standard writes diacritics in these keys, and diacritic in the names.
+    return f"{_SORT_PREFIX if name in _SORTS else _PREFIX}{name.lower().replace('diacritic', 'diacritics')}"
+
+
+#: The names, by the keys of their tModels.
+BY_KEY = {_key(name): name for name in _KNOWN.values()}
+
+#: The only searches to which some apply.
+_SEARCHES = {
+    "bindingSubset": ("find_business", "find_service"),
+    "combineCategoryBags": ("find_business", "find_service"),
+    "serviceSubset": ("find_business",),
+    "suppressProjectedServices": ("find_business", "find_service"),
+    **dict.fromkeys(
+        ("sortByNameAsc", "sortByNameDesc"),
+        ("find_business", "find_relatedBusinesses", "find_service", "find_tModel"),
+    ),
+}
 
 
 #: At most one of each group is allowed.
@@ -91,14 +109,18 @@ def _bare(text: str) -> str:
     return "".join(character for character in parts if not unicodedata.combining(character))
 
 
-def read(qualifiers: Iterable[str]) -> FindQualifiers:
+def read(qualifiers: Iterable[str], search: str) -> FindQualifiers:
+    """``search``: the name of the message."""
     names: set[str] = set()
     for qualifier in qualifiers:
         word = qualifier.strip().lower()
-        short = word.removeprefix(_PREFIX).removeprefix(_SORT_PREFIX)
-        name = _KNOWN.get(short)
+        name = BY_KEY.get(word) or _KNOWN.get(word)
         if name is None:
             raise faults.fault(faults.UddiErrorCode.UNSUPPORTED, f"unknown find qualifier {qualifier[:80]!r}")
+        if search not in _SEARCHES.get(name, (search,)):
+            raise faults.fault(
+                faults.UddiErrorCode.UNSUPPORTED, f"the find qualifier {name} does not apply to {search}"
+            )
         if name in names:
             raise faults.fault(
                 faults.UddiErrorCode.VALUE_NOT_ALLOWED, f"the find qualifier {name} occurs twice"

@@ -20,7 +20,8 @@ from muster.gateways.uddi.model import faults
 GENERATOR = "keygenerator"
 RESERVED = frozenset({"uddi.org", "muster"})  # spaces of the standard and of this registry
 LENGTH_MAX = 255
-_KEY = re.compile(r"uddi:[a-z0-9][a-z0-9.\-]*(:[a-z0-9_.,;!~*'()+\-$@=%/]+)*\Z")
+_LABEL = r"[a-z0-9]([a-z0-9\-]*[a-z0-9])?"
+_KEY = re.compile(rf"uddi:{_LABEL}(\.{_LABEL})*(:[a-z0-9_.,;!~*'()+\-$@=%/]+)*\Z")
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\Z")
 
 
@@ -34,6 +35,10 @@ def check(key: str, kind: str) -> str:
             faults.UddiErrorCode.INVALID_KEY_PASSED,
             f"{key[:80]!r} is not a valid key: expected a form like uddi:example.org:printers",
             key_type=kind,
+        )
+    if is_generator(key) and kind != "tModelKey":
+        raise faults.fault(
+            faults.UddiErrorCode.INVALID_KEY_PASSED, f"{key} is the key of a key generator", key_type=kind
         )
     return key
 

@@ -148,10 +148,12 @@ def bag_matches(
     if mode == "orAllKeys":
         return any(map(has, searched.references)) or any(map(has_group, searched.groups))
     if mode == "orLikeKeys":
-        alike: dict[str, list[entities.KeyedReference]] = {}
+        alike: dict[tuple[str, bool], list[bool]] = {}
         for reference in searched.references:
-            alike.setdefault(reference.model, []).append(reference)
-        return all(any(map(has, each)) for each in alike.values()) and all(map(has_group, searched.groups))
+            alike.setdefault((reference.model, False), []).append(has(reference))
+        for group in searched.groups:
+            alike.setdefault((group[0], True), []).append(has_group(group))
+        return all(map(any, alike.values()))
     return all(map(has, searched.references)) and all(map(has_group, searched.groups))
 
 

@@ -237,6 +237,7 @@ PORTS: dict[str, dict[str, str]] = {
     "Security": {"discard_authToken": "", "get_authToken": "authToken"},
 }
 
+_LANGUAGE = re.compile(r"([A-Za-z]{1,8}(-[A-Za-z0-9]{1,8})*)?\Z")
 _TOKEN = re.compile(r"\s*([A-Za-z_]+|[(),|?*+])")
 
 
@@ -358,9 +359,11 @@ def _foreign(name: str) -> bool:
 
 
 def _check_attributes(declared: ElementDeclaration, attributes: dict[str, str]) -> None:
-    for name in attributes:
+    for name, value in attributes.items():
         if (name if name != xml.LANG else "lang") not in declared.attributes:
             raise InvalidUddi(f"{declared.name} has no attribute {name[:60]!r}")
+        if name == xml.LANG and not _LANGUAGE.match(value):
+            raise InvalidUddi(f"xml:lang is {value[:60]!r}: expected a tag such as en or de-CH")
     for name in sorted(declared.required - set(attributes)):
         raise InvalidUddi(f"{declared.name} needs the attribute {name}")
 

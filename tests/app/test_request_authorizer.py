@@ -35,3 +35,20 @@ async def test_roles_are_read_once_and_again_after_a_change(tmp_path: Path, monk
         await authorize("farm", protocol.HELLO, True)
     with pytest.raises(errors.Forbidden, match="unknown"):
         await authorize("stranger", protocol.HELLO, True)
+
+
+async def test_commands_inside_resources_need_a_right_that_survives_a_renewal(tmp_path: Path):
+    trust = keyring.Keyring.create(tmp_path / "keys", "lab")
+    trust.issue("ann", roles.Role.OPERATOR, may_run_commands=True)
+    trust.issue("eve", roles.Role.OPERATOR)
+    trust.issue("bob", roles.Role.USER, may_run_commands=True)
+    trust.renew("ann")
+    trust.renew("eve")
+    authorize = worker.RequestAuthorizer(tmp_path / "keys")
+    assert not await authorize("ann", protocol.SHELL, True)
+    assert not await authorize("eve", "exec", True)
+    with pytest.raises(errors.Forbidden, match="eve may not run commands") as refused:
+        await authorize("eve", protocol.SHELL, True)
+    assert "--shell" in str(refused.value.hint)
+    with pytest.raises(errors.Forbidden, match="only an operator may shell"):
+        await authorize("bob", protocol.SHELL, True)

@@ -41,6 +41,8 @@ def fault(line: str) -> str:
         words = shlex.split(line)[1:]
     except ValueError:  # it ends in the middle of a quotation, as a sentence may
         words = line.split()[1:]
+    if "--" in words:  # another program's command follows
+        del words[words.index("--") :]
     command: click.Command = main.muster
     while words and isinstance(command, click.Group) and not words[0].startswith(("-", "…")):
         if "|" in words[0]:  # one of several

@@ -77,7 +77,7 @@ def credentials_file(trust: keyring.Keyring, identity: str, role: roles.Role) ->
     try:
         record = trust.show(identity, domain=domain)
     except errors.NotFound:
-        trust.issue(identity, role)
+        trust.issue(identity, role, may_run_commands=identity == ADMINISTRATOR)
     else:
         if record.status == "revoked":
             raise errors.Unauthorized(

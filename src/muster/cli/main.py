@@ -103,7 +103,9 @@ COMMANDS: dict[str, CommandEntry] = {
         "resources.live_state", "Resources", "Print each change of a resource's state as it happens."
     ),
     "logs": CommandEntry("resources.live_state", "Resources", "Print and follow the logs of resources."),
-    "exec": CommandEntry("resources.live_state", "Resources", "Run an operation of one resource or several."),
+    "exec": CommandEntry(
+        "resources.live_state", "Resources", "Run an operation of resources, or a command inside one."
+    ),
     "secret": CommandEntry("resources.secret", "Resources", "Manage the secrets in the domain's store."),
     "agent": CommandEntry(
         "resources.agent", "Resources", "Run the agent of this machine; enrol machines in a domain."

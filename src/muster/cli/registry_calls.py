@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,12 +26,8 @@ file_option = click.option(
     help="The manifest; '-' reads standard input.",
 )
 
-operation_argument = click.argument(
-    "words",
-    nargs=-1,
-    required=True,
-    metavar="[RESOURCE]... OPERATION",
-    shell_complete=live_names.RESOURCE_OPERATION,
+operation_argument = functools.partial(
+    click.argument, "words", nargs=-1, required=True, shell_complete=live_names.RESOURCE_OPERATION
 )
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -24,16 +25,25 @@ from typing import Any, TypeVar
 import msgspec
 
 from muster.bus import api
-from muster.bus.rpc import client, error_replies
+from muster.bus.rpc import client
 from muster.core import errors, messages, subjects
 from muster.core.settings import loader
-from muster.manage import change_feed, log_stream, manifest, protocol, rows
+from muster.manage import (
+    change_feed,
+    command_session,
+    log_stream,
+    manifest,
+    operation_results,
+    protocol,
+    rows,
+)
 from muster.manage import secrets as manage_secrets
 from muster.manage.adapters import plugins
 from muster.trust import sealed_box
 
 TIMEOUT_S = 30.0
 READ_TRY_S = 2.0
+SHELL_TRY_S = 5.0
 EXEC_TRY_S = 3.0  # the same id is executed once: a request lost by a broker is repeated
 LOOK_S = 1.0  # poll interval: a resource that stays up changes no state, and a change may be missed
 NAMES_MAX = 500  # in one request: replies must fit into a message
@@ -178,18 +188,10 @@ class ManageClient:
         (`errors.TimedOut`).
         """
         (row,) = await self.exec(operation, name, arguments=arguments, timeout_s=timeout_s, id=id)
-        match messages.DecisionOutcome(row.outcome):
-            case messages.DecisionOutcome.DONE:
-                return row.result
-            case messages.DecisionOutcome.IN_DOUBT:
-                raise errors.TimedOut(f"{name}: {operation} is in doubt: {row.reason}")
-        fault = error_replies.ErrorReply(
-            code=row.code or errors.Refused.code,
-            kind=errors.Refused.code,
-            message=f"{name}: {row.reason}",
-            exit_code=errors.Refused.exit_code,
-        )
-        raise error_replies.from_error_reply(fault)
+        outcome = messages.DecisionOutcome(row.outcome)
+        if outcome is messages.DecisionOutcome.DONE:
+            return row.result
+        raise operation_results.to_error(name, operation, outcome, row.code, row.reason)
 
     async def logs(self, name: str, *, lines: int = LOG_LINES, since_s: float | None = None) -> str:
         """The last lines of its log, or of what was written within ``since_s``."""
@@ -309,6 +311,17 @@ class ManageClient:
                     if row.result is not None:  # the agent may have dropped it meanwhile
                         results[number] = row
         return results
+
+    def run_inside(
+        self, resource: str, *command: str, terminal: str = "", rows: int = 24, columns: int = 80
+    ) -> command_session.CommandSession:
+        """Run a command inside a resource: as its user, in its directory, with its environment and limits.
+
+        ``terminal``: the type of the user's terminal, such as ``xterm``; empty: the command has none.
+        """
+        shell = protocol.ShellCommand(command=command, terminal=terminal, rows=rows, columns=columns)
+        request = functools.partial(self._request, try_s=SHELL_TRY_S)
+        return command_session.CommandSession(request, resource, shell)
 
     async def drain(self, name: str, kind: protocol.DrainKind | None = None) -> rows.DrainResult:
         """Drain a resource or all resources of an agent, which then accepts no more. ``kind`` is required if

@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from muster.bus.rpc import error_replies
+from muster.core import errors, messages
 from muster.manage import protocol
 
 RESULT_BYTES_MAX = 512 << 10  # for one operation
@@ -50,6 +52,21 @@ def truncate_observation(observed: protocol.ObservedState, digest: str = "") -> 
     return msgspec.structs.replace(
         observed, reason=reason, digest=(observed.digest or digest)[:DIGEST_MAX], properties=properties
     )
+
+
+def to_error(
+    resource: str, operation: str, outcome: messages.DecisionOutcome, code: str, reason: str
+) -> errors.MusterError:
+    """The error that says why an operation was not executed."""
+    if outcome is messages.DecisionOutcome.IN_DOUBT:
+        return errors.TimedOut(f"{resource}: {operation} is in doubt: {reason}")
+    fault = error_replies.ErrorReply(
+        code=code or errors.Refused.code,
+        kind=errors.Refused.code,
+        message=f"{resource}: {reason}",
+        exit_code=errors.Refused.exit_code,
+    )
+    return error_replies.from_error_reply(fault)
 
 
 def fit_message(answers: Sequence[protocol.OperationResult]) -> list[protocol.OperationResult]:

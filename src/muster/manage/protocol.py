@@ -62,6 +62,12 @@ INVENTORY_PAGE = 2_000  # resources in one announcement
 LOG_PAGE = "log-page"
 LOG_BYTES_MAX, LOG_LINES_MAX = 256 << 10, 100_000  # of one page
 
+#: A command that a user runs inside a resource, with a right of its own: it is begun, and then input and
+#: output are exchanged, in requests that may be repeated.
+SHELL, SHELL_EXCHANGE, SHELL_END = "shell", "shell-exchange", "shell-end"
+SHELL_WAIT_S = 1.0  # how long an exchange waits for output
+SHELL_BYTES_MAX = 64 << 10  # of the input or output in one exchange
+
 DrainKind = Literal["resource", "agent"]
 Values = dict[str, Any]
 OperationTimeout = Annotated[float, msgspec.Meta(gt=0, le=3600)]  # in seconds
@@ -77,6 +83,7 @@ class Verb(enum.Enum):
     ENUMERATE = "enumerate"
     SUBSCRIBE = "subscribe"
     EXECUTE = "execute"
+    SHELL = "shell"  # begins a command of a user, or exchanges its input and output
     OUTCOME = "outcome"  # the outcome of an earlier operation, by its id: executes nothing
 
 
@@ -158,6 +165,54 @@ class LogPage(msgspec.Struct, frozen=True, kw_only=True):
     end: str = ""
     is_last: bool = True
     dropped: int = 0
+
+
+TerminalSize = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+
+
+class ShellCommand(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, tag="begin"
+):
+    """A command to run inside a resource. ``terminal``: the type of the user's terminal, of the size
+    ``rows`` and ``columns``; empty: none, its output and its errors are separate."""
+
+    command: Annotated[
+        tuple[Annotated[str, msgspec.Meta(max_length=64 << 10, pattern=r"^[^\x00]*$(?!\n)")], ...],
+        msgspec.Meta(min_length=1, max_length=1_000),
+    ]
+    terminal: Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9+.-]{0,63})?$(?!\n)")] = ""
+    rows: TerminalSize = 24
+    columns: TerminalSize = 80
+
+
+class ShellExchange(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, tag="exchange"
+):
+    """Input for a command, and the next part of its output. ``received``: number of chunks of its output that
+    the user has; with ``wait_s``, the next ones are wanted. ``sent``: number of bytes of the input before
+    ``data``. So each request may be repeated.
+    ``is_end``: of the input; ``closes``: the user ends it.
+    """
+
+    received: messages.Count = 0
+    sent: messages.Count = 0
+    data: Annotated[bytes, msgspec.Meta(max_length=SHELL_BYTES_MAX)] = b""
+    is_end: bool = False
+    rows: TerminalSize | None = None
+    columns: TerminalSize | None = None
+    wait_s: Annotated[float, msgspec.Meta(ge=0, le=SHELL_WAIT_S)] = 0.0
+    closes: bool = False
+
+
+class ShellOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``chunks``: the stream (1: output, 2: errors) and the bytes, from the chunk number ``first`` on.
+    ``taken``: number of bytes of the input that were taken. ``exit_code``: of a command that has ended and
+    whose output is complete (a signal is negative)."""
+
+    chunks: tuple[tuple[int, bytes], ...] = ()
+    first: int = 0
+    taken: int = 0
+    exit_code: int | None = None
 
 
 class ClaimRequest(messages.WireMessage, frozen=True, kw_only=True, tag="claim/1", omit_defaults=True):
@@ -499,6 +554,7 @@ class OperationOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     operation: str
     arguments: Values = {}
     timeout_s: OperationTimeout = OPERATION_TIMEOUT_S
+    is_shell: bool = False  # `operation` is the id of the command
 
 
 class OrderBatch(messages.WireMessage, frozen=True, kw_only=True, tag="orders/1"):

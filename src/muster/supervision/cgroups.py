@@ -62,6 +62,10 @@ def remove(name: str) -> None:
         group.rmdir()
 
 
+def path(name: str) -> pathlib.Path:
+    return _parent() / name
+
+
 def _parent() -> pathlib.Path:
     for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines():
         fields, _, source = line.partition(" - ")

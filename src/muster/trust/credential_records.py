@@ -13,6 +13,7 @@ from muster.trust.permissions import queue_rights, roles
 # Tags of a user's document.
 _TOPIC = "topic:"
 _QUEUE = "queue:"
+SHELL = "shell"  # its holder may run commands inside resources
 LOGIN = "login"  # made for a login: its key was not handed out, so its role follows that of the login
 
 
@@ -47,6 +48,7 @@ class CredentialRecord:
     subscribe: tuple[str, ...]
     queues: queue_rights.Grants
     of_login: bool = False
+    may_run_commands: bool = False  # inside resources; for operators
 
 
 def tags(topics: tuple[str, ...] | None, queues: queue_rights.Grants | None) -> tuple[str, ...]:

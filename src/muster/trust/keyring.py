@@ -174,11 +174,13 @@ class Keyring:
         public_key: str | None = None,
         topics: tuple[str, ...] | None = None,
         queue_grants: queue_rights.Grants | None = None,
+        may_run_commands: bool = False,
         bearer: bool = False,
     ) -> str:
         """The user JWT of a new identity (or of one that was revoked or has expired, with a new key).
 
         ``queue_grants``: its rights on queues; None: those of its role, or none if ``topics`` are narrowed.
+        ``may_run_commands``: inside resources, as an operator.
         With ``public_key`` the private key stays where it was made, and no credentials file is stored here.
         """
         domain = self._place(role, domain)
@@ -200,7 +202,16 @@ class Keyring:
             now = self._clock()
             expires_at = jwt.ends(now, lifetime_s)
             document = self._document_of(
-                domain, identity, role, public, now, expires_at, topics, queue_grants, bearer=bearer
+                domain,
+                identity,
+                role,
+                public,
+                now,
+                expires_at,
+                topics,
+                queue_grants,
+                bearer=bearer,
+                marks=(credential_records.SHELL,) if may_run_commands else (),
             )
             return self._store(domain, identity, public, document, key)
 
@@ -234,6 +245,7 @@ class Keyring:
                 topics or None,
                 credential_records.queues_in(user),
                 bearer=record.bearer,
+                marks=(credential_records.SHELL,) if record.may_run_commands else (),
             )
             return self._store(record.domain, identity, record.public_key, document, key)
 
@@ -253,7 +265,12 @@ class Keyring:
                 key = nkeys.KeyPair.from_seed(self.credentials(identity).seed)
                 now = max(self._clock(), record.issued_at)
             document = self._document_of(
-                self.domain, subjects.identity(identity), role, key.public, now, login=True
+                self.domain,
+                subjects.identity(identity),
+                role,
+                key.public,
+                now,
+                marks=(credential_records.LOGIN,),
             )
             self._store(self.domain, identity, key.public, document, key)
         return self.show(identity)
@@ -333,6 +350,7 @@ class Keyring:
             expires_at=claims.exp or None,
             bearer=user.bearer_token,
             of_login=credential_records.LOGIN in user.tags,
+            may_run_commands=credential_records.SHELL in user.tags,
             publish=limits.pub.allow,
             subscribe=limits.sub.allow,
             queues=credential_records.queues_of(user, role),
@@ -523,11 +541,9 @@ class Keyring:
         granted: queue_rights.Grants | None = None,
         *,
         bearer: bool = False,
-        login: bool = False,
+        marks: tuple[str, ...] = (),
     ) -> str:
-        tags = (roles.tag(role), *credential_records.tags(topics, granted))
-        if login:
-            tags += (credential_records.LOGIN,)
+        tags = (roles.tag(role), *credential_records.tags(topics, granted), *marks)
         if topics is None and not bearer:
             signer = self._role_key(domain, role)
             user = jwt.UserClaims(issuer_account=self._public(domain), tags=tags)

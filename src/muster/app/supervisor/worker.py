@@ -303,6 +303,12 @@ class RequestAuthorizer:
             return True
         if changes and role not in MAY_CHANGE:
             raise errors.Forbidden(f"{sender} has the role {role}; only an operator may {verb}")
+        if verb == protocol.SHELL and not await asyncio.to_thread(self._may_run_commands, sender):
+            raise errors.Forbidden(
+                f"{sender} may not run commands inside resources",
+                hint=f"`muster creds revoke {sender}`, then `muster creds issue {sender} --role operator "
+                "--shell`: the right is part of its credentials",
+            )
         if role in MAY_NOT_REQUEST:
             raise errors.Forbidden(
                 f"{sender} has the role {role}, which may not send requests to the registry"
@@ -313,6 +319,9 @@ class RequestAuthorizer:
         if self._role_of is None:
             self._role_of = identity_roles.IdentityRoles(keyring.Keyring.open(self._keys))
         return self._role_of(sender)
+
+    def _may_run_commands(self, sender: str) -> bool:
+        return self._role_of is not None and self._role_of.record(sender).may_run_commands
 
 
 def machine_id() -> str:

@@ -65,6 +65,7 @@ def _plain(record: credential_records.CredentialRecord) -> dict[str, Any]:
         "publish": list(record.publish),
         "subscribe": list(record.subscribe),
         "queues": [str(grant) for grant in record.queues],
+        "shell": record.may_run_commands,
     }
 
 
@@ -78,6 +79,7 @@ def _time(at_s: int) -> str:
         ("muster creds issue alice", "a user: may publish and receive on topics"),
         ("muster creds issue node-7 --role agent --lifetime 30d --to node-7.creds", ""),
         ("muster creds issue meter --topic 'meters/>'", "only these topics"),
+        ("muster creds issue eve --role operator --shell", "an operator with `muster exec NAME -- COMMAND`"),
         ("muster creds issue shop --queue 'orders:send' --queue 'receipts-*:receive,browse'", ""),
     ],
 )
@@ -106,6 +108,9 @@ def _time(at_s: int) -> str:
     help="Only these queues, * allowed, with send, receive, browse, admin; may be repeated. "
     "Default: a user may send, receive and browse in all queues but dead-letters; with --topic, in none.",
 )
+@click.option(
+    "--shell", is_flag=True, help="It may run commands inside resources; only with the role operator."
+)
 @command.duration("--lifetime", None, "Lifetime such as 30d or 12h (default: from the settings).")
 @click.option(
     "--to",
@@ -119,6 +124,7 @@ def issue(
     role: str,
     patterns: tuple[str, ...],
     grants: tuple[str, ...],
+    shell: bool,
     lifetime_s: float | None,
     to: Path | None,
 ) -> None:
@@ -134,6 +140,8 @@ def issue(
     trust = _trust(invocation)
     allowed = tuple(subject for text in patterns for subject in topics.TopicPattern.parse(text).permitted())
     chosen = roles.Role.named(role)
+    if shell and chosen is not roles.Role.OPERATOR:
+        raise click.UsageError("--shell needs --role operator")
     own_names.check(identity, chosen, of_machine=not _was_revoked(trust, identity))
     trust.issue(
         identity,
@@ -141,6 +149,7 @@ def issue(
         lifetime_s=lifetime_s or None,
         topics=allowed or None,
         queue_grants=tuple(map(queue_rights.QueueGrant.parse, grants)) or None,
+        may_run_commands=shell,
     )
     _hand_over(invocation, trust, identity, to)
 
@@ -233,7 +242,9 @@ def revoke(invocation: command.Invocation, identity: str) -> None:
 def list_(invocation: command.Invocation) -> None:
     """List the issued credentials."""
     rows = [_plain(record) for record in _trust(invocation).records()]
-    invocation.printer.rows(rows, ("identity", "role", "status", "issued_at", "expires_at", "queues?"))
+    invocation.printer.rows(
+        rows, ("identity", "role", "status", "issued_at", "expires_at", "queues?", "shell?")
+    )
 
 
 @creds.command(examples=[("muster creds show alice", "with its permissions")])

@@ -204,7 +204,7 @@ def rollout() -> None:
         ("muster rollout start web-1 web-2 restart --max-errors 1 --wait 5m", ""),
     ],
 )
-@registry_calls.operation_argument
+@registry_calls.operation_argument(metavar="[RESOURCE]... OPERATION")
 @click.option("--where", default="", metavar="PREDICATE", help="Select resources with this predicate.")
 @click.option(
     "--batch",

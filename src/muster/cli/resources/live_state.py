@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from muster.manage import client, rows
 
 _COLORS = ("cyan", "green", "yellow", "magenta", "blue", "bright_red", "bright_cyan", "bright_green")
+_COMMAND = "muster.command"  # in the context: what follows --
 
 
 def _print(invocation: command.Invocation, resources: list[rows.ResourceRow], where: str) -> None:
@@ -200,29 +201,56 @@ def logs(
         raise click.exceptions.Exit(1)
 
 
+class _ExecCommand(command.MusterCommand):
+    """What follows ``--`` is a command."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--" in args:
+            place = args.index("--")
+            ctx.meta[_COMMAND] = tuple(args[place + 1 :])
+            args = args[:place]
+        return super().parse_args(ctx, args)
+
+
 @click.command(
     "exec",
-    cls=command.MusterCommand,
+    cls=_ExecCommand,
     examples=[
         ("muster exec web-1 restart", ""),
         ("muster exec web-1 signal --argument number=1", ""),
         ("muster exec --where \"group = 'web'\" restart", "on all selected resources in parallel"),
         ("muster exec web-1 enumerate", "list its operations"),
+        ("muster exec web-1 -- sh", "a shell inside the resource, with a terminal"),
+        ("muster exec web-1 -- tar cz . > web-1.tgz", "without a terminal, with the exit code of tar"),
     ],
 )
-@registry_calls.operation_argument
+@registry_calls.operation_argument(metavar="RESOURCE -- COMMAND | [RESOURCE]... OPERATION")
 @click.option("--where", default="", metavar="PREDICATE", help="Select resources with this predicate.")
 @registry_calls.arguments_option
 @connection.options
-@command.pass_invocation
+@click.pass_context
 def exec(
-    invocation: command.Invocation,
+    context: click.Context,
     words: tuple[str, ...],
     where: str,
     arguments: tuple[str, ...],
     to: connection.ConnectionOptions,
 ) -> None:
-    """Run an operation of one resource or several."""
+    """Run an operation of resources, or a command inside one.
+
+    What follows -- is a command that runs inside the resource: as its user, in its directory, with its
+    environment and limits. It needs credentials with the right to do so, and is recorded in the activity log.
+    """
+    invocation = command.invocation_of(context)
+    if (inside := context.meta.get(_COMMAND)) is not None:
+        if len(words) != 1 or where or arguments or not inside:
+            raise click.UsageError("a command runs in one resource: muster exec NAME -- COMMAND")
+        from muster.cli.resources import terminal
+
+        code = registry_calls.call_registry(
+            invocation, to, lambda fleet: terminal.run(invocation, fleet, words[0], inside)
+        )
+        raise click.exceptions.Exit(code)
     names, operation = registry_calls.split_words(words, where)
     results = registry_calls.call_registry(
         invocation,

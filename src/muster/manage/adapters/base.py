@@ -34,6 +34,7 @@ from muster.bus.brokers import config
 from muster.core import errors
 from muster.core.settings import loader
 from muster.manage import protocol
+from muster.manage.adapters import shell
 from muster.supervision import tasks
 
 OPERATION_PREFIX = "do_"
@@ -131,6 +132,12 @@ class Adapter(abc.ABC):
         if "logs" not in self.operations():
             raise errors.NotFound(f"{self.context.name}: resources of the type {self.type_name} have no log")
         return protocol.LogPage(text=str(await self.execute("logs", {})))
+
+    async def open_shell(self, command: protocol.ShellCommand) -> shell.Shell:
+        """Run a command of a user inside the resource. It may be called during another call."""
+        raise errors.Refused(
+            f"{self.context.name}: no commands can be run inside resources of the type {self.type_name}"
+        )
 
     async def execute(self, operation: str, arguments: dict[str, Any]) -> Any:
         function = getattr(self, OPERATION_PREFIX + operation.replace("-", "_"), None)

@@ -21,6 +21,7 @@ import resource
 import secrets
 import signal
 import time
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -29,7 +30,7 @@ from muster.core import errors, health
 from muster.core.settings import sections
 from muster.core.telemetry import log
 from muster.manage import manifest, protocol
-from muster.manage.adapters import base, health_checks, output, shim, transitions
+from muster.manage.adapters import base, health_checks, output, shell, shim, transitions
 from muster.supervision import cgroups, os_process
 
 doc = sections.field_doc
@@ -225,14 +226,11 @@ class ProcessAdapter(base.Adapter):
         await self._last_run_ended()
         if self._pid is not None:
             return
-        environment = {}
-        for name, value in config.environment.items():
-            environment[name] = value if isinstance(value, str) else await self.context.secret(value)
+        configured = await self._environment(config)
         self._spawning = True
         try:
             account = await asyncio.to_thread(os_process.account, config.user, config.group)
-            own = dict(os.environ) if config.user_environment else {}
-            environment = {**own, **account.environment, **environment}
+            environment = {**_inherited(config), **account.environment, **configured}
             for stale in ("leader", "birth"):
                 self.context.runtime.pop(stale, None)
             self.context.runtime |= {
@@ -324,18 +322,36 @@ class ProcessAdapter(base.Adapter):
         """The current or next run is for the generation of the last call."""
         self.context.runtime["ran"] = max(self.context.runtime.get("ran", 0), self.context.generation)
 
+    async def _environment(self, config: ProcessConfig) -> dict[str, str]:
+        """The variables of its configuration, with their secrets."""
+        return {
+            name: value if isinstance(value, str) else await self.context.secret(value)
+            for name, value in config.environment.items()
+        }
+
+    async def open_shell(self, command: protocol.ShellCommand) -> shell.Shell:
+        """As the process: with its user, directory, environment and limits. It ends with the process."""
+        config, token = self._require(), self._token()
+        if self._pid is None:
+            raise errors.Conflict(f"{self.context.name} is not running")
+        configured = await self._environment(config)
+        account = await asyncio.to_thread(os_process.account, config.user, config.group)
+        group = cgroups.path(_group_name(token)) if self.context.runtime.get("cgroup") else None
+        environment = {**_inherited(config), **account.environment, **configured}
+        if token:
+            environment[os_process.MARK] = token
+        try:
+            return await shell.LocalShell.start(command, environment, _options(config, account, group))
+        except (OSError, ValueError) as error:
+            raise errors.Refused(f"{self.context.name}: cannot run {command.command[0]}: {error}") from error
+
     def _spawn(
         self, config: ProcessConfig, environment: dict[str, str], account: os_process.ProcessAccount
     ) -> int:
         token = self.context.runtime["token"]
         limits = config.cgroup.files()
-        options = shim.RunOptions(
-            directory=config.directory,
-            umask=config.umask,
-            user=account.user,
-            user_group=account.group,
-            control_group=cgroups.create(_group_name(token), limits) if limits else None,
-        )
+        group = cgroups.create(_group_name(token), limits) if limits else None
+        options = _options(config, account, group)
         descriptor = self._output.open()
         try:
             return shim.spawn(
@@ -518,6 +534,22 @@ def _identity(config: ProcessConfig) -> str:
         config, health=health_checks.HealthCheck(), limits=ProcessLimits(), stop_signal="TERM", stop_s=0.0
     )
     return manifest.digest(msgspec.to_builtins(lasting))
+
+
+def _options(
+    config: ProcessConfig, account: os_process.ProcessAccount, group: pathlib.Path | None
+) -> shim.RunOptions:
+    return shim.RunOptions(
+        directory=config.directory,
+        umask=config.umask,
+        user=account.user,
+        user_group=account.group,
+        control_group=group,
+    )
+
+
+def _inherited(config: ProcessConfig) -> Mapping[str, str]:
+    return os.environ if config.user_environment else {}
 
 
 def _group_name(token: str) -> str:

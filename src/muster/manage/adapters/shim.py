@@ -51,7 +51,7 @@ class RunOptions:
     control_group: pathlib.Path | None = None
 
     def script(self) -> str:
-        steps = [_BEGIN]
+        steps = []
         if self.control_group is not None:
             steps.append(f"echo 0 >{shlex.quote(str(self.control_group / 'cgroup.procs'))} || exit 126; ")
         if self.umask:
@@ -96,7 +96,7 @@ def spawn(
     Raises `OSError` if the command cannot be executed.
     """
     _require_executable(command[0], environment, options.directory)
-    inner = [options.script(), _NAME, *options.command(command)]
+    inner = [_BEGIN + options.script(), _NAME, *options.command(command)]
     file = os.open(record or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
     try:
         os.write(file, f"{token}\n".encode())

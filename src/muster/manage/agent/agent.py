@@ -141,6 +141,7 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
         for subscription in self._subscriptions:
             await subscription.close()
         await self._tasks.close()
+        await self.shells.close()
         for resource in self.hosted.values():
             if resource.adapter is not None:
                 await resource.adapter.close()

@@ -23,7 +23,7 @@ from muster.core import errors, files, health, messages
 from muster.core.telemetry import log
 from muster.manage import manifest, operation_results, protocol
 from muster.manage.adapters import base
-from muster.manage.agent import operation_log
+from muster.manage.agent import operation_log, shells
 
 events = log.EventLog("manage")
 
@@ -106,6 +106,7 @@ class ResourceHost(abc.ABC):
         # The highest epoch of dropped records. Epochs come from one counter: what is assigned later is above.
         self._floor = 0
         self._dropping = asyncio.Lock()
+        self.shells = shells.ShellSessions(name)
 
     @abc.abstractmethod
     def _on_state(self, hosted: HostedResource, observed: protocol.ObservedState) -> None:
@@ -175,7 +176,7 @@ class ResourceHost(abc.ABC):
 
     async def execute(self, operation: protocol.Operation) -> protocol.OperationResult:
         """Execute an operation once."""
-        if _reads_log(operation):  # beside others: a resource that is being stopped writes its log
+        if _is_beside(operation):  # a resource that is being stopped writes its log
             return await self._execute(self._get_or_create(operation.resource), operation)
         answer = None
         while answer is None:
@@ -205,7 +206,7 @@ class ResourceHost(abc.ABC):
         known = hosted.recorded_result(operation.id)
         if known is not None:
             return known
-        changing = operation.verb in CHANGING and not _reads_log(operation)
+        changing = operation.verb in CHANGING and not _is_beside(operation)
         if changing:
             hosted.begin(operation.id)
             try:
@@ -235,6 +236,8 @@ class ResourceHost(abc.ABC):
                 if _reads_log(operation):
                     query = _log_query(operation)
                     result = msgspec.to_builtins(await self._require(hosted).log_page(query))
+                elif operation.verb is protocol.Verb.SHELL:
+                    result = msgspec.to_builtins(await self._serve_shell(hosted, operation))
                 else:
                     result = await self._dispatch_operation(hosted, operation)
                     await self._observe(hosted)
@@ -297,6 +300,7 @@ class ResourceHost(abc.ABC):
                 record.digest = digest
             case protocol.Verb.DELETE:
                 if hosted.adapter is not None and record.config is not None:
+                    await self.shells.end_all(record.name)
                     await hosted.adapter.delete()
                     await hosted.adapter.close()
                 if self._folder is not None and operation.manager:  # an orphan's data is kept
@@ -320,6 +324,18 @@ class ResourceHost(abc.ABC):
             case protocol.Verb.SUBSCRIBE:
                 hosted.check(operation.epoch, operation.manager)
         return None  # for a GET too: its result is the observation that follows every operation
+
+    async def _serve_shell(
+        self, hosted: HostedResource, operation: protocol.Operation
+    ) -> protocol.ShellOutput | None:
+        try:
+            request = msgspec.convert(operation.arguments, protocol.ShellCommand | protocol.ShellExchange)
+        except msgspec.ValidationError as error:
+            raise errors.InvalidInput(f"{protocol.SHELL}: {error}") from error
+        if isinstance(request, protocol.ShellExchange):
+            return await self.shells.exchange(operation.operation, request)
+        await self.shells.begin(operation.operation, self._require(hosted), request)
+        return None
 
     def _require(self, hosted: HostedResource) -> base.Adapter:
         if hosted.adapter is None or hosted.record.config is None:
@@ -447,7 +463,7 @@ class ResourceHost(abc.ABC):
 
 
 def may_begin_run(operation: protocol.Operation) -> bool:
-    stops = operation.operation in ("stop", "drain") or _reads_log(operation)
+    stops = operation.operation in ("stop", "drain") or _is_beside(operation)
     return operation.verb in (protocol.Verb.CREATE, protocol.Verb.PUT) or (
         operation.verb is protocol.Verb.EXECUTE and not stops
     )
@@ -455,6 +471,11 @@ def may_begin_run(operation: protocol.Operation) -> bool:
 
 def _reads_log(operation: protocol.Operation) -> bool:
     return operation.verb is protocol.Verb.EXECUTE and operation.operation == protocol.LOG_PAGE
+
+
+def _is_beside(operation: protocol.Operation) -> bool:
+    """Whether it waits for no other operation, and no other for it. Then it changes nothing."""
+    return _reads_log(operation) or operation.verb is protocol.Verb.SHELL
 
 
 def _log_query(operation: protocol.Operation) -> protocol.LogQuery:

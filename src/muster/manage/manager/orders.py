@@ -78,7 +78,9 @@ class OrderRunner:
             )
         operation = protocol.Operation(
             id=order.id,
-            verb=_READS.get(order.operation, protocol.Verb.EXECUTE),
+            verb=protocol.Verb.SHELL
+            if order.is_shell
+            else _READS.get(order.operation, protocol.Verb.EXECUTE),
             resource=order.resource,
             epoch=assignment.epoch,
             manager=self._name,
@@ -87,7 +89,8 @@ class OrderRunner:
             timeout_s=order.timeout_s,
         )
         answer = await self._agents.call(assignment.spec.agent, operation)
-        self._on_executed(order.resource, answer.observed, order.operation not in _KEEPING)
+        begins_run = not order.is_shell and order.operation not in _KEEPING
+        self._on_executed(order.resource, answer.observed, begins_run)
         return answer
 
 

@@ -30,6 +30,7 @@ from muster.manage.registry import (
     rollout,
     rollout_executor,
     secret_store,
+    shells,
     views,
 )
 from muster.manage.registry import operations as registry_operations
@@ -67,6 +68,7 @@ class RegistryHandlers:
         self.rollouts = rollout_executor.RolloutExecutor(registry)
         self._secret_store = secret_store.SecretStore(registry, open_key)
         self._enrolment_store = enrolment_store.EnrolmentStore(registry)
+        self._shells = shells.ShellHandlers(registry)
 
     def operations(self) -> list[server.RpcOperation]:
         """An RPC operation for each verb; the parameters of its method are its arguments.
@@ -76,7 +78,7 @@ class RegistryHandlers:
         reads = [
             server.RpcOperation.plain(f"read.{verb}", self._function(verb), target=_targets) for verb in READS
         ]
-        return [*reads, *map(self._change, CHANGES)]
+        return [*reads, *map(self._change, CHANGES), *self._shells.operations()]
 
     def _function(self, verb: str) -> server.Handler:
         function: server.Handler = getattr(self, f"_{verb.replace('-', '_')}")
@@ -141,6 +143,7 @@ class RegistryHandlers:
         self, call: server.RpcCall, verb: str, arguments: Mapping[str, Any], may: Any
     ) -> None:
         """``may``: see `endpoint.Authorize`."""
+        verb = protocol.SHELL if verb in (protocol.SHELL_EXCHANGE, protocol.SHELL_END) else verb
         if await may(call.identity, verb, True):
             self._require_own(call.identity, arguments)
         elif verb != protocol.SECRET:  # only a caller that may act itself can act on behalf of a user

@@ -22,7 +22,7 @@ from muster.core import errors, health
 from muster.core.settings import sections
 from muster.manage import manifest, protocol
 from muster.manage.adapters import base, health_checks, process, shim, transitions
-from muster.manage.adapters.containers import engine, log_pages
+from muster.manage.adapters.containers import engine, log_pages, shell
 
 doc = sections.field_doc
 
@@ -427,6 +427,12 @@ class ContainerAdapter(base.Adapter):
         finally:
             writer.close()
         return int((await self._engine().json("GET", f"/exec/{made['Id']}/json"))["ExitCode"])
+
+    async def open_shell(self, command: protocol.ShellCommand) -> shell.ContainerShell:
+        if not self._pid:
+            raise errors.Conflict(f"{self.context.name} is not running")
+        name = self._name(self._require())
+        return await shell.ContainerShell.start(self._engine(), name, self._pid, command)
 
     def _has_failed(self, problem: str) -> None:
         """It runs and does not work: end it, so that its manager restarts it."""

@@ -161,10 +161,10 @@ def frames(data: bytes) -> Iterator[bytes]:
         start += size
 
 
-async def read_frame(reader: asyncio.StreamReader) -> bytes:
-    """The content of the next frame; empty: there is none."""
+async def read_frame(reader: asyncio.StreamReader) -> tuple[int, bytes] | None:
+    """The stream and the content of the next frame; None: there is none."""
     try:
-        _, size = _FRAME.unpack(await reader.readexactly(_FRAME.size))
-        return await reader.readexactly(size)
+        number, size = _FRAME.unpack(await reader.readexactly(_FRAME.size))
+        return number, await reader.readexactly(size)
     except (asyncio.IncompleteReadError, ConnectionError):
-        return b""
+        return None

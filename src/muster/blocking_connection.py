@@ -39,8 +39,8 @@ _ASYNC = re.compile(r"\basync (?=with|for|def)|\bawait ")
 class EventLoopThread:
     """An event loop in a separate thread, for callers that have none or must not block their own."""
 
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self._loop = loop or asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="muster-blocking", daemon=True)
         self._thread.start()
 

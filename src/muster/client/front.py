@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -378,7 +379,11 @@ class AsyncMuster:
             self._stack.push_async_callback(self._stop_agent)
         bus = self.bus if agent in (None, self.identity) else await self._connect_agent(str(agent))
         self._agent = agent_.Agent(
-            bus, zone=zone, adapters=self._adapters.__getitem__, types=tuple(self._adapters)
+            bus,
+            zone=zone,
+            adapters=self._adapters.__getitem__,
+            types=tuple(self._adapters),
+            clock=lambda: time.time(),  # looked up at each call: a test may replace it
         )
         await self._agent.start()
 

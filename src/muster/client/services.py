@@ -166,20 +166,30 @@ async def call(handler: Handler, arguments: tuple[Any, ...]) -> Any:
         raise HandlerExit(error.code) from error
 
 
+class _DaemonThread(concurrent.futures.Executor):
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def submit(
+        self, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> concurrent.futures.Future[Any]:
+        ended: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        ended.set_running_or_notify_cancel()
+
+        def work() -> None:
+            try:
+                ended.set_result(function(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001 - raised by the caller
+                ended.set_exception(error)
+
+        threading.Thread(target=work, name=f"handler {self._name}", daemon=True).start()
+        return ended
+
+
 async def _in_thread(handler: Handler, arguments: tuple[Any, ...]) -> Any:
     """As `asyncio.to_thread`, but the end of the process does not wait for the thread."""
-    ended: concurrent.futures.Future[Any] = concurrent.futures.Future()
-    ended.set_running_or_notify_cancel()
-    context = contextvars.copy_context()
-
-    def work() -> None:
-        try:
-            ended.set_result(context.run(handler, *arguments))
-        except BaseException as error:  # noqa: BLE001 - raised by the caller
-            ended.set_exception(error)
-
-    threading.Thread(target=work, name=f"handler {name_of(handler)}", daemon=True).start()
-    waiting = asyncio.wrap_future(ended)
+    context, loop = contextvars.copy_context(), asyncio.get_running_loop()
+    waiting = loop.run_in_executor(_DaemonThread(name_of(handler)), context.run, handler, *arguments)
     try:
         return await asyncio.shield(waiting)
     except asyncio.CancelledError:

@@ -1,5 +1,7 @@
 """The fixtures, for tests with pytest-asyncio in either of its modes.
 
+domain          `memory_domain.TestedDomain`: a client of a domain in memory, or of a real one
+blocking_domain the same for programs without an event loop
 broker          a new broker with durable storage, on free ports, in its own folder
 cluster         three brokers in a mesh
 start_process   starts child processes; they end with the test, and a failure shows their output
@@ -11,9 +13,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import pytest_asyncio
@@ -24,6 +26,9 @@ from muster.bus.brokers import network
 from muster.bus.client import client
 from muster.bus.memory import network as simulation
 from muster.testing import child_process, failure_logs, plugin, virtual_clock
+
+if TYPE_CHECKING:
+    from muster.testing import memory_domain
 
 TASK_GRACE_S = 0.25
 
@@ -75,6 +80,73 @@ def simulated_network(request: pytest.FixtureRequest) -> simulation.SimulatedNet
     seed = zlib.crc32(request.node.nodeid.encode()) if chosen is None else chosen
     failure_logs.attach(request.node, "simulated network", lambda: f"replay with --muster-seed={seed}")
     return simulation.SimulatedNetwork(seed)
+
+
+@contextlib.asynccontextmanager
+async def _opened(
+    config: pytest.Config, net: simulation.SimulatedNetwork, patch: pytest.MonkeyPatch
+) -> AsyncIterator[Callable[..., Coroutine[Any, Any, memory_domain.TestedDomain]]]:
+    """A function that connects to the domain of a test, also in place of `front.connect`."""
+    from muster.client import front
+    from muster.testing import memory_domain
+
+    real, connect_really, loop = plugin.real_domain(config), front.connect, asyncio.get_running_loop()
+
+    async def connect(*_: object, **__: object) -> memory_domain.TestedDomain:
+        opened = await connect_really(**real)
+        return memory_domain.TestedDomain(opened.bus, home=opened.home)
+
+    async with contextlib.AsyncExitStack() as stack:
+        if not real:
+            if not isinstance(loop, virtual_clock.VirtualLoop):
+                pytest.fail("a domain in memory needs pytest-asyncio 1.4 or later, and a loop for each test")
+            stack.enter_context(memory_domain.virtual_time(loop))
+            connect = (await stack.enter_async_context(memory_domain.MemoryDomain(net).running())).connect
+        patch.setattr(front, "connect", connect)
+        yield connect
+
+
+@pytest_asyncio.fixture
+async def domain(
+    request: pytest.FixtureRequest,
+    simulated_network: simulation.SimulatedNetwork,
+    monkeypatch: pytest.MonkeyPatch,
+) -> AsyncIterator[memory_domain.TestedDomain]:
+    """A client of a domain in memory, in virtual time; with ``--muster-domain`` of a real one. What the test
+    calls opens the same domain with `muster.open_async`."""
+    async with _opened(request.config, simulated_network, monkeypatch) as connect:
+        client = await connect()
+        try:
+            yield client
+        finally:
+            await client.close()
+
+
+@pytest.fixture
+def blocking_domain(
+    request: pytest.FixtureRequest,
+    simulated_network: simulation.SimulatedNetwork,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[memory_domain.BlockingTestedDomain]:
+    """As `domain`, for tests that are plain functions; `muster.open` opens the same domain."""
+    from muster.client import synchronous
+    from muster.testing import memory_domain
+
+    thread = memory_domain.LoopThread(virtual=not plugin.real_domain(request.config))
+    ends = contextlib.AsyncExitStack()
+
+    def connect(*_: object, **__: object) -> memory_domain.BlockingTestedDomain:
+        return memory_domain.BlockingTestedDomain(thread.wait(made()), thread)
+
+    try:
+        opened = _opened(request.config, simulated_network, monkeypatch)
+        made = thread.wait(ends.enter_async_context(opened))
+        monkeypatch.setattr(synchronous, "open", connect)
+        with connect() as client:
+            yield client
+    finally:
+        thread.wait(ends.aclose())
+        thread.stop()
 
 
 @pytest_asyncio.fixture

@@ -20,6 +20,7 @@ import importlib.util
 import os
 import signal
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,7 +35,13 @@ _ASYNC = importlib.util.find_spec("pytest_asyncio") is not None
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("muster_strict", "leaks and a blocked event loop fail a test", type="bool", default=False)
-    parser.getgroup("muster").addoption("--muster-seed", type=int, help="seed of simulated networks")
+    group = parser.getgroup("muster")
+    group.addoption("--muster-seed", type=int, help="seed of simulated networks")
+    group.addoption(
+        "--muster-domain",
+        default=os.environ.get("MUSTER_TEST_DOMAIN", ""),
+        help="a home or a profile: the fixture `domain` is this real domain (also MUSTER_TEST_DOMAIN)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -56,6 +63,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if strict(config):
         leaks.adopt_orphans()
         config.add_cleanup(blocking_calls.forbid())
+
+
+def real_domain(config: pytest.Config) -> dict[str, str]:
+    """Where `muster.open` finds the domain that stands in for those in memory; empty: nowhere."""
+    name = str(config.getoption("muster_domain"))
+    return {"home" if Path(name).is_dir() else "profile": name} if name else {}
 
 
 def strict(config: pytest.Config) -> bool:

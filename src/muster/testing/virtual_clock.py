@@ -76,23 +76,27 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._virtual.now_s
 
+    def hold(self) -> None:
+        """Time stands still until `release`, as while a thread works."""
+        self._virtual.threads_at_work += 1
+
+    def release(self) -> None:
+        self._virtual.threads_at_work -= 1
+
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts
     ) -> asyncio.Future[T]:
         future = super().run_in_executor(executor, func, *args)
-        self._virtual.threads_at_work += 1
-        future.add_done_callback(self._thread_done)
+        self.hold()
+        future.add_done_callback(lambda _: self.release())
         return future
 
     async def shutdown_default_executor(self, *args: Any) -> None:
-        self._virtual.threads_at_work += 1  # it waits for its own thread
+        self.hold()  # it waits for its own thread
         try:
             await super().shutdown_default_executor(*args)
         finally:
-            self._virtual.threads_at_work -= 1
-
-    def _thread_done(self, _: object) -> None:
-        self._virtual.threads_at_work -= 1
+            self.release()
 
 
 def run_virtual(main: Coroutine[Any, Any, T]) -> T:

@@ -128,7 +128,7 @@ async def test_an_interactive_shell(web):
 
 
 async def test_what_its_user_leaves_ends(web):
-    async with web.client.run_inside("web", "sh", "-c", "echo $$; sleep 1000 & sleep 1000") as session:
+    async with web.client.run_inside("web", "sh", "-c", "sleep 1000 & echo $$; wait") as session:
         _, part = await anext(session.output())
         pid = int(part)
         assert len(os_process.members("", pid)) >= 2

@@ -14,9 +14,11 @@ from tests.web.conftest import Api, wait_until
 NASTY = "<img src=x onerror=alert(1)><script>alert(1)</script>"
 PAGES = {
     "/": "Overview",
-    "/tree": "Reports",
+    "/map": "Map",
+    "/machines": "Machines",
     "/group?name=default": "Group default",
-    "/node?name=sensor": "Machine sensor",
+    "/zone?name=default": "Zone default",
+    "/machine?name=sensor": "Machine sensor",
     "/alerts": "Alerts",
     "/history": "History",
     "/sql": "SQL",
@@ -30,7 +32,7 @@ PAGES = {
     "/queue?name=kept": "Queue kept",
     "/brokers": "Brokers",
     "/pipeline": "Pipeline",
-    "/capacity": "Staleness",
+    "/report-delay": "Report delay",
     "/activity": "Activity",
     "/logins": "Logins",
 }
@@ -78,7 +80,8 @@ async def serious(page: Any, options: dict[str, Any] | None = None) -> list[str]
 
 async def test_a_page_about_nothing_is_not_found(furnished, visit):
     here = await visit("vera")
-    for path in ("/resource?name=none", "/node?name=none", "/group?name=none", "/queue?name=none"):
+    for kind in ("resource", "machine", "group", "zone", "queue"):
+        path = f"/{kind}?name=none"
         response = await here.page.goto(f"{here.running.url}{path}")
         assert (path, response.status) == (path, 404)
 
@@ -208,7 +211,7 @@ async def test_script_in_names_and_values_is_text(furnished, visit):
     await here.open("/queue?name=kept")
     assert NASTY in await here.page.inner_text("main")
     # In the question too, wherever it is shown again.
-    await here.page.goto(f"{here.running.url}/node?name=%3Cscript%3Ealert(1)%3C/script%3E")
+    await here.page.goto(f"{here.running.url}/machine?name=%3Cscript%3Ealert(1)%3C/script%3E")
     assert await here.page.evaluate("document.querySelectorAll('main script').length") == 0
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import math
 import types
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 
 from muster.core import errors, messages
@@ -22,8 +25,19 @@ from muster.simulate import fleet
 from muster.trust.permissions import roles
 from muster.web import actions, guard, problems, request_state
 from muster.web.auth import sessions, signed_text
-from muster.web.components import charts, html, page, widgets
-from muster.web.data import bus_feed, cache, history_reader, latest_reports, read_model, recent
+from muster.web.components import charts, html, page, plots, templates, widgets
+from muster.web.data import (
+    alert_spans,
+    bus_feed,
+    cache,
+    fleet_map,
+    history_reader,
+    latest_reports,
+    read_model,
+    recent,
+    recent_reports,
+)
+from muster.web.data import charts as charts_data
 from muster.web.pages import contexts, forms, overview, pipeline, routes
 from muster.web.rest import base, notifications
 from tests.pipeline import test_history, traffic
@@ -420,7 +434,12 @@ def test_text_is_escaped_everywhere():
         widgets.field("x", "x", NASTY, options=[(NASTY, NASTY)]),
         widgets.problem(NASTY, NASTY),
         charts.shares({NASTY: 3}, label=NASTY),
-        charts.lines([charts.ChartLine(NASTY, [(1.0, 1.0), (2.0, 2.0)])], label=NASTY, unit=NASTY),
+        templates.render(
+            "chart.html",
+            plots=[(plots.Plot("machine", NASTY, NASTY, NASTY), None)],
+            title=NASTY,
+            none=NASTY,
+        ),
         charts.graph([charts.GraphNode(NASTY, "good", NASTY)], [], label=NASTY),
         charts.timeline(
             [NASTY], [charts.TimelineMark(NASTY, 1.0, NASTY, "bad")], from_s=0, to_s=2, label=NASTY
@@ -439,25 +458,153 @@ def test_children_and_attributes_take_what_they_should():
     )
 
 
-def test_charts_leave_gaps_and_say_their_figures():
-    points = [(0.0, 1.0), (1.0, None), (2.0, float("nan")), (3.0, 5.0)]
-    made = charts.lines([charts.ChartLine("load", points)], label="Load", unit=" s")
-    assert made.count("<polyline") == 2
-    assert 'aria-label="Load. Now load: 5 s"' in made
-    both = [charts.ChartLine("load", points), charts.ChartLine("95 %", [(0.0, None), (3.0, float("nan"))])]
-    assert charts.lines(both, label="Load", unit=" s") == made  # missing measurements have no label
+def test_charts_have_one_axis_of_time_and_leave_gaps():
+    rows = [(float(at), {"load": float(at), "95 %": None}) for at in range(0, 60, 10)]
+    made = charts_data.chart("Load", [*rows, (200.0, {"load": math.nan})], from_s=10, to_s=300, unit=" s")
+    assert made.at_ms == [10_000, 20_000, 30_000, 40_000, 50_000, 55_000, 200_000]
+    assert {line.name: line.values for line in made.lines} == {
+        "load": [10, 20, 30, 40, 50, None, None],
+        "95 %": [None] * 7,
+    }
+    assert charts_data.chart("Load", [], from_s=0, to_s=1).at_ms == []
 
 
-def test_where_nothing_came_for_several_paces_nothing_is_drawn():
-    steady = [(float(at), 1.0) for at in range(0, 60, 10)]
-    assert charts.split_gaps(steady) == steady
-    late = [*steady, (200.0, 9.0), (210.0, 1.0)]
-    assert charts.split_gaps(late) == [*steady, (200.0, None), (200.0, 9.0), (210.0, 1.0)]
-    assert charts.split_gaps([]) == []
-    assert charts.split_gaps([(1.0, 1.0)]) == [(1.0, 1.0)]
-    made = charts.lines([charts.ChartLine("load", late)], label="Load")
-    assert made.count("<polyline") == 2
-    assert "No data" in made
+def test_where_nothing_came_for_several_paces_there_is_a_gap():
+    steady = [(float(at), {"x": 1.0}) for at in range(0, 60, 10)]
+    assert charts_data.with_gaps(steady) == steady
+    late = [*steady, (200.0, {"x": 9.0})]
+    assert charts_data.with_gaps(late) == [*steady, (55.0, {}), (200.0, {"x": 9.0})]
+    assert charts_data.with_gaps([]) == []
+
+
+def test_many_points_become_means_of_steps():
+    rows = [(float(at), {"x": float(at), "y": None}) for at in range(1000)]
+    made = charts_data.chart("x", rows, from_s=0, to_s=1000, points=10)
+    assert made.at_ms == list(range(0, 1_000_000, 100_000))
+    assert made.lines[0].values == [49.5 + 100 * step for step in range(10)]
+    assert made.lines[1].values == [None] * 10
+
+
+def test_only_shares_are_shown_in_percent():
+    assert charts_data.in_percent([(1.0, {"x": 0.25, "y": None})]) == [(1.0, {"x": 25.0, "y": None})]
+    assert charts_data.in_percent([(1.0, {"x": 1.5})]) is None
+    assert charts_data.in_percent([]) is None
+
+
+def node_batch(at_ms: int, *machines: tuple[str, str, float, float | None]) -> Any:
+    """A batch of reports: machine, group, CPU and the metric ``infected``."""
+    return columns.to_batch(
+        [
+            messages.NodeReport(
+                machine=machine,
+                group=group,
+                zone=group[:1],
+                sequence=at_ms,
+                at_ms=at_ms,
+                period_s=5.0,
+                metrics={"cpu_percent": cpu} | ({} if infected is None else {"infected": infected}),
+                services=(messages.ServiceReport(name="web", metrics={"requests": cpu * 2}),),
+            )
+            for machine, group, cpu, infected in machines
+        ]
+    )
+
+
+def test_recent_reports_give_the_series_of_a_machine_a_service_and_a_group():
+    kept = recent_reports.RecentReports()
+    for at_s in range(1, 301):  # some of them merged, some not
+        kept.add(node_batch(at_s * 1000, ("a", "north", 10.0, 1.0), ("b", "north", 30.0, None)))
+    assert kept.machine("a", "cpu_percent") == [(float(at), {"cpu_percent": 10.0}) for at in range(1, 301)]
+    assert kept.machine("a", "infected")[-1] == (300.0, {"infected": 1.0})
+    assert kept.machine("b", "infected")[-1] == (300.0, {"infected": None})
+    assert kept.machine("c", "cpu_percent") == []
+    assert kept.service("b", "web")["requests"][0] == (1.0, {"requests": 60.0})
+    rows = kept.members("zone", "n", "cpu_percent", 0.0, 100.0)
+    assert [(at_s, values["mean"]) for at_s, values in rows] == [(0, 20), (100, 20), (200, 20), (300, 20)]
+    assert kept.members("machine", "", "infected", 200.0, 100.0)[0] == (200.0, {"mean": 1.0, "95 %": 1.0})
+    assert kept.oldest_s() == 1.0
+
+
+def test_recent_reports_stay_within_their_budget():
+    kept = recent_reports.RecentReports(bytes_max=200_000)
+    for at_s in range(1, 2001):
+        kept.add(node_batch(at_s * 1000, ("a", "north", 10.0, 1.0)))
+    assert kept.size_bytes < 300_000
+    assert kept.machine("a", "cpu_percent")[-1][0] == 2000.0
+    assert kept.machine("a", "cpu_percent")[0][0] > 1.0
+
+
+def test_the_map_has_a_byte_of_each_machine_by_zone_and_group():
+    table = pa.Table.from_batches(
+        [node_batch(1000, ("b", "south", 50.0, 1.0), ("c", "north", 100.0, None), ("a", "south", 0.0, 0.5))]
+    )
+    layout = fleet_map.MapLayout(table)
+    assert [(block.zone, block.group, block.count) for block in layout.blocks] == [
+        ("n", "north", 1),
+        ("s", "south", 2),
+    ]
+    assert layout.names == "c\na\nb"
+    states = pa.chunked_array([["up", "stale", "failed"]])
+    made = fleet_map.fleet_map(table, layout, states, "", "", ["infected"])
+    assert [made.states[code] for code in base64.b64decode(made.values)] == ["stale", "failed", "up"]
+    assert made.names == layout.names
+    made = fleet_map.fleet_map(table, layout, states, "cpu_percent", layout.id, [])
+    assert list(base64.b64decode(made.values)) == [fleet_map.NO_VALUE, 0, 127]
+    assert (made.names, made.blocks, made.low, made.high, made.unit) == (None, None, 0.0, 100.0, " %")
+    other = pa.Table.from_batches([node_batch(1000, ("d", "south", 1.0, 1.0), ("c", "north", 1.0, 0.0))])
+    assert fleet_map.layout_key(table) != fleet_map.layout_key(other)
+    assert fleet_map.MapLayout(other).id != layout.id
+
+
+def alert_change(at_ms: int, state: str, about: str = "group:g", **more: Any) -> messages.Alert:
+    return messages.Alert(
+        rule="hot",
+        about=about,
+        severity=messages.Severity.CRITICAL,
+        state=messages.AlertState(state),
+        since_ms=at_ms,
+        at_ms=at_ms,
+        condition="cpu_percent_mean > 20",
+        **more,
+    )
+
+
+def test_the_changes_of_alerts_say_when_they_fired():
+    changes = [
+        alert_change(1, "pending"),
+        alert_change(2, "firing"),
+        alert_change(2, "firing"),
+        alert_change(3, "acknowledged"),
+        alert_change(4, "firing", "group:h"),
+        alert_change(5, "resolved"),
+        alert_change(6, "resolved", "group:never"),
+    ]
+    assert [(span.about, span.from_ms, span.to_ms, span.changes) for span in alert_spans.spans(changes)] == [
+        ("group:h", 4, None, [(4, "firing")]),
+        ("group:g", 2, 5, [(2, "firing"), (3, "acknowledged")]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("condition", "value", "words"),
+    [
+        ("cpu_percent_mean > 20", 33.2, "CPU mean 33.2 % > 20 %"),
+        ("own.infected_mean > 0.005", 0.01, "Infected mean 1 % > 0.5 %"),
+        ("20 < cpu_percent", 21.0, "CPU 21 % > 20 %"),
+        ("memory_used_bytes_p95 >= 2000000000 AND known > 3", None, "Memory used 95 % unknown >= 2.0 GB"),
+        ("state = 'down'", None, "state = 'down'"),
+        ("", 1.0, ""),
+        ("cpu >", 1.0, "cpu >"),
+    ],
+)
+def test_conditions_are_told_in_words(condition: str, value: float | None, words: str):
+    assert alert_spans.in_words(condition, value) == words
+
+
+def test_the_limit_of_a_rule_belongs_to_its_metric():
+    assert alert_spans.limit_of("own.infected_mean > 0.005", "infected") == 0.005
+    assert alert_spans.limit_of("cpu_percent > 90", "cpu_percent") == 90
+    assert alert_spans.limit_of("cpu_percent > 90", "load_1m") is None
 
 
 @pytest.mark.parametrize("now_s", [1000.0, 1003.0, 1009.9])
@@ -568,7 +715,7 @@ def test_the_overview_names_alerts_that_are_silenced():
     assert overview.alert_figures([], judged=False) == (0, "no rules are evaluated", "")
 
 
-def test_the_overview_draws_what_only_this_fleet_reports_and_shares_as_shares():
+def test_the_overview_draws_what_only_this_fleet_reports():
     rollup = columns.MetricRollup
     standard = {"cpu_percent": rollup(count=2, sum=90.0, min=40.0, max=50.0)}
     infected = {"infected": rollup(count=4, sum=1.0, min=0.0, max=1.0)}
@@ -576,9 +723,6 @@ def test_the_overview_draws_what_only_this_fleet_reports_and_shares_as_shares():
     assert overview.watched_metrics(systems) == ["infected"]
     assert overview.watched_metrics(systems[1:]) == ["cpu_percent"]
     assert overview.watched_metrics([(1.0, dict.fromkeys("dcba", infected["infected"]))]) == ["a", "b", "c"]
-    assert overview.is_share(systems, "infected")
-    assert not overview.is_share(systems, "cpu_percent")
-    assert overview._means(systems, "infected", 100) == [(1.0, 25.0), (2.0, None)]
 
 
 # The past
@@ -598,12 +742,6 @@ def test_a_plot_has_a_gap_where_windows_are_missing(tmp_path):
     gone = [(row.at_ms - start_ms) // 10_000 for row in actual if row.mean is None]
     assert gone == [40]
     assert [row.mean for row in actual if row.mean is not None] == [*range(0, 40, 4), *range(50, 90, 4)]
-    drawn = str(
-        charts.lines([charts.ChartLine("mean", [(o.at_ms / 1000, o.mean) for o in actual])], label="CPU")
-    )
-    assert drawn.count("<polyline") == 2
-    assert drawn.count('class="gap"') == 1
-    assert "no data" in drawn
 
 
 def test_rows_of_the_history_are_plain_values(tmp_path):
@@ -655,7 +793,7 @@ def test_a_time_that_no_calendar_has_is_shown_as_a_number(at_ms):
 
 def test_the_unit_follows_from_a_metric_s_name():
     assert [
-        widgets.unit(name) for name in ("cpu_percent", "memory_bytes", "network_in_bytes_s", "up_s", "x")
+        charts_data.unit(name) for name in ("cpu_percent", "memory_bytes", "network_in_bytes_s", "up_s", "x")
     ] == [
         " %",
         " B",

@@ -22,7 +22,7 @@ from tests.web.conftest import ARTEFACTS, Api, Running, wait_until
 COUNT = 100_000
 PAINT_MS_MAX = 1000.0
 MEMORY_BYTES_MAX = 700 << 20
-PAGES = ("/", "/tree", "/resources", "/managers", "/group?name=g7")
+PAGES = ("/", "/machines", "/resources", "/managers", "/group?name=g7")
 
 
 async def fill_registry(running: Running) -> None:

@@ -28,17 +28,18 @@ rules:
     summary: "{about} is at {value:.0f} %"
 """
 WAIT_S = 240.0  # a busy machine starts Spark in a minute
+DRAWN = "document.querySelectorAll('figure.plot .uplot')"
 #: What a page must come to show by itself, as an expression over its document.
 SHOWN = {
-    "/": "document.querySelector('#metrics svg polyline') && document.querySelector('#alerts tbody tr')",
-    "/tree": "document.querySelectorAll('main tbody tr').length >= 5",
+    "/": f"{DRAWN}.length >= 3 && document.querySelector('#alerts tbody tr')"
+    " && document.querySelector('.fleet-map').dataset.drawn === '501'",
+    "/machines": "document.querySelectorAll('main tbody tr').length >= 5",
     "/group?name=g1": "document.querySelectorAll('main tbody tr').length >= 5",
     "/alerts": "document.querySelectorAll('main tbody tr').length >= 5",
-    "/history?metric=cpu_percent&last=15m": "document.querySelectorAll('#plot svg polyline').length === 2"
+    "/history?metric=cpu_percent&last=15m": f"{DRAWN}.length === 1"
     " && document.querySelectorAll('#rows tbody tr').length === 50",
-    "/pipeline": "document.querySelectorAll('main svg polyline').length === 3"
-    " && document.querySelector('#now').innerText.includes('running')",
-    "/capacity": "document.querySelector('#chart svg polyline')",
+    "/pipeline": f"{DRAWN}.length === 3 && document.querySelector('#now').innerText.includes('running')",
+    "/report-delay": f"{DRAWN}.length >= 1",
 }
 
 

@@ -57,11 +57,11 @@ async def test_the_reports_of_a_large_fleet_are_computed_outside_of_the_event_lo
     def noted(*_: Any, **__: Any) -> None:
         threads.add(threading.get_ident())
 
-    for module, name in ((live_view, "node"), (latest_reports, "_group"), (latest_reports, "_summary")):
+    for module, name in ((live_view, "node"), (latest_reports, "_members"), (latest_reports, "_summary")):
         monkeypatch.setattr(module, name, noted)
     reports = latest_reports.LatestReports()
     await reports.node("web-1")
-    await reports.group("web")
+    await reports.members("group", "web")
     await reports.summary()
     assert threads
     assert threading.get_ident() not in threads

@@ -75,6 +75,11 @@ def format_timestamp(time: int, node: str) -> str:
     )
 
 
+def wall_ms_of(text: str) -> int:
+    """The time of a timestamp's text, in milliseconds since 1970."""
+    return int(text.partition("-")[0], 32) >> _COUNTER_BITS
+
+
 class HybridClock:
     """The clock of one node. Not thread-safe."""
 

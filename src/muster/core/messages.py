@@ -113,6 +113,7 @@ class Alert(WireMessage, frozen=True, kw_only=True, tag="alert/1", omit_defaults
     reason: Text = ""
     labels: Labels = {}  # the same from its first firing to its end
     acknowledged_by: Text = ""
+    condition: Text = ""  # of its rule, as it is written there; empty if there is none
 
     def __post_init__(self) -> None:
         if self.value is not None:

@@ -51,6 +51,18 @@ STEP_S = 0.5
 ORDER_S_MAX = 60.0
 BATCH_MAX = 500  # servers in one request to a manager
 REQUESTS_MAX = 2  # concurrent requests to each manager for each operation: patches must not delay others
+#: What the report of a server says, by its condition: an isolated one is out of service.
+STATES = np.array(
+    [
+        state.value
+        for state in (
+            health.HealthState.UP,
+            health.HealthState.FAILED,
+            health.HealthState.DRAINING,
+            health.HealthState.UP,
+        )
+    ]
+)
 COMMANDED = "commanded"  # the condition of a server with a pending command, which needs no other
 JOINS_MAX = 2_000  # in one request: with more, a busy machine would not reply in time
 ATTACKS = "worm/attempts"
@@ -375,6 +387,7 @@ class WebFarm:
             ("machine", pa.array(self._names[here])),
             ("group", pa.array(groups)),
             ("zone", pa.array(regions)),
+            ("state", pa.array(STATES[farm.condition[here]])),
             ("network_out_bytes_s", pa.array(out)),
             ("extra", extra),
         ):

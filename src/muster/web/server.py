@@ -32,6 +32,7 @@ from muster.web.rest import (
     activity,
     alerts,
     base,
+    charts,
     contexts,
     event_stream,
     notifications,
@@ -41,7 +42,18 @@ from muster.web.rest import (
 )
 
 API = "/api/v1"
-ROUTERS = (reports, resources, alerts, contexts, notifications, queues, activity, access, event_stream)
+ROUTERS = (
+    charts,
+    reports,
+    resources,
+    alerts,
+    contexts,
+    notifications,
+    queues,
+    activity,
+    access,
+    event_stream,
+)
 STOP_S = 2
 CONNECTIONS_MAX = 1000
 OF_ADDRESS_MAX = 250

@@ -408,6 +408,7 @@ class AlertTracker:
             else "the rule was removed, or no longer applies to it",
             labels={**labels, **({"group": entry.group} if entry.group else {})},
             acknowledged_by=entry.by,
+            condition="" if rule is None else rule.when,
         )
 
 

@@ -17,6 +17,10 @@ VOID = frozenset({"br", "hr", "img", "input", "link", "meta", "path", "line", "c
 class Markup(str):
     __slots__ = ()
 
+    def __html__(self) -> str:
+        """Templates insert it as it is."""
+        return str(self)
+
 
 NOTHING = Markup("")
 

@@ -62,6 +62,15 @@ class DashboardPage:
     head: html.Markup = html.NOTHING
     foot: html.Markup = html.NOTHING
 
+    @property
+    def has_charts(self) -> bool:
+        """Whether the page has a shared range of time."""
+        return any(section.id.startswith("plot-") for section in self.sections)
+
+    @property
+    def has_map(self) -> bool:
+        return any(section.id == "map" for section in self.sections)
+
 
 Build = Callable[[PageRequest], DashboardPage]
 

@@ -133,12 +133,6 @@ def count(number: int, singular: str, many: str = "") -> str:
     return f"{number:,} {singular if number == 1 else many or singular + 's'}"
 
 
-def unit(metric: str) -> str:
-    """The unit of a metric, from its name."""
-    endings = {"_percent": " %", "_bytes": " B", "_bytes_s": " B/s", "_s": " s"}
-    return next((text for end, text in endings.items() if metric.endswith(end)), "")
-
-
 def number(value: float | None, digits: int = 0) -> str:
     return "–" if value is None else f"{value:,.{digits}f}"
 

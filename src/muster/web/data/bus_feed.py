@@ -23,7 +23,7 @@ from muster.manage import protocol as manage_protocol
 from muster.monitor import client as monitor_client
 from muster.pipeline import protocol as pipeline_protocol
 from muster.supervision import tasks
-from muster.web.data import cache, connections, latest_reports, recent
+from muster.web.data import cache, connections, latest_reports, recent, samples
 
 T = TypeVar("T")
 
@@ -34,6 +34,7 @@ PROGRESS_KEPT = 600
 LOAD_KEPT = 360
 SYSTEMS_KEPT = 360
 SAMPLE_S = 5.0
+CHANNELS_MAX = 300
 WATCHED = (
     manage_protocol.STATES,
     columns.REPORTS_SUBJECTS,
@@ -67,6 +68,10 @@ class BusFeed:
         self.domain = domain
         self.cache = cache.TaggedCache()
         self.machines = latest_reports.LatestReports()
+        self.recent = self.machines.recent
+        self.samples = samples.SampleLog()
+        self.samplers: list[Callable[[float], Awaitable[None]]] = []  # each adds to the samples
+        self._arrived: dict[str, collections.Counter[str]] = {}  # reports by channel, since the last sample
         self.changes: collections.deque[manage_protocol.ResourceStateChange] = collections.deque(
             maxlen=CHANGES_KEPT
         )
@@ -116,7 +121,13 @@ class BusFeed:
         with contextlib.suppress(errors.MusterError):  # malformed messages are ignored
             match part[1], part[2], part[4] if len(part) > 4 else part[3]:
                 case "monitor", _, _:
-                    self.machines.take(message.data, at_s=time.time())
+                    facts = self.machines.take(message.data, at_s=time.time())
+                    if facts is not None and (
+                        facts.channel in self._arrived or len(self._arrived) < CHANNELS_MAX
+                    ):
+                        arrived = self._arrived.setdefault(facts.channel, collections.Counter())
+                        arrived["reports"] += facts.machines
+                        arrived["dropped"] += sum(facts.dropped.values())
                     self._touch("machines")
                 case "manage", "all", _:
                     self.changes.append(messages.decode(message.data, manage_protocol.ResourceStateChange))
@@ -166,6 +177,15 @@ class BusFeed:
             await asyncio.sleep(SAMPLE_S)
             if self.machines.is_due:
                 await self.machines.table()
+            now_s = time.time()
+            for channel, arrived in self._arrived.items():
+                rates = {name: arrived[name] / SAMPLE_S for name in ("reports", "dropped")}
+                self.samples.add("channel", channel, now_s, rates)
+                arrived.clear()
+            self.samples.forget(now_s)
+            for sample in self.samplers:
+                with contextlib.suppress(errors.MusterError):
+                    await sample(now_s)
             with contextlib.suppress(errors.MusterError):
                 brokers = await self.brokers()
                 now_s = time.time()

@@ -24,12 +24,14 @@ import pyarrow.compute as pc
 from muster.core import errors, messages
 from muster.core.reports import columns as reports_columns
 from muster.monitor import live_view
+from muster.web.data import fleet_map, recent_reports
 from muster.web.data import rows as rows_
 
 ROWS_MAX = 500_000
 PENDING_MIN, PENDING_MAX = 10_000, 200_000
 RATE_S = 60  # over which the rate of reports is measured
 AGES_KEPT = 600  # seconds of measured staleness
+SAMPLED = 1000  # machines whose own metrics the map offers
 METRICS = ("cpu_percent", "memory_percent", "load_1m", "disk_percent")
 
 
@@ -80,25 +82,29 @@ class LatestReports:
         self._lock = threading.Lock()
         self._ages: collections.deque[ArrivalSecond] = collections.deque(maxlen=AGES_KEPT)
         self._this_second: tuple[int, list[np.ndarray[Any, Any]]] = (0, [])
+        self.recent = recent_reports.RecentReports()
+        self._layout: tuple[Any, fleet_map.MapLayout] | None = None
         self.levels: dict[int, float] = {}  # level of channels -> time of the last batch, in s
 
-    def take(self, data: bytes, *, at_s: float) -> None:
+    def take(self, data: bytes, *, at_s: float) -> reports_columns.BatchInfo | None:
         """Ingest a batch; malformed ones are ignored here and counted by the pipeline."""
         try:
             batch, facts = reports_columns.decode(data)
         except errors.MusterError:
-            return
+            return None
         if facts.schema != reports_columns.NODE_SCHEMA:
-            return
+            return None
         self.add(batch)
         self.levels[facts.level] = at_s
         made = batch.column("reported_at").cast(pa.int64()).to_numpy() / 1e6
         self._measure(int(at_s), at_s - made)
+        return facts
 
     def add(self, batch: pa.RecordBatch) -> None:
         with self._lock:
             self._pending.append(batch)
             self._pending_rows += batch.num_rows
+        self.recent.add(batch)
 
     def remove(self, machines: Sequence[str], at_ms: int) -> None:
         """Drop machines that a user removed, unless they reported since."""
@@ -160,6 +166,19 @@ class LatestReports:
         table = await self.table()
         return await asyncio.to_thread(_summary, table, time.time())
 
+    async def map(self, metric: str, client_layout: str) -> fleet_map.FleetMap:
+        """All machines with their states, or the values of a metric."""
+        return await asyncio.to_thread(self._map, await self.table(), metric, client_layout)
+
+    def _map(self, table: pa.Table, metric: str, client_layout: str) -> fleet_map.FleetMap:
+        key = fleet_map.layout_key(table)
+        layout = self._layout
+        if layout is None or layout[0] != key:
+            layout = self._layout = key, fleet_map.MapLayout(table)
+        states = _states(table, time.time())
+        metrics = [*recent_reports.extra_names(table.slice(0, SAMPLED)), *METRICS]
+        return fleet_map.fleet_map(table, layout[1], states, metric, client_layout, metrics)
+
     async def system(self) -> reports_columns.SystemReport | None:
         table = await self.table()
         if not table.num_rows:
@@ -167,24 +186,28 @@ class LatestReports:
         now_ms = int(time.time() * 1000)
         return await asyncio.to_thread(live_view.system_report, table, from_ms=now_ms - 60_000, to_ms=now_ms)
 
-    async def group(self, name: str) -> reports_columns.GroupReport | None:
-        return await asyncio.to_thread(_group, await self.table(), name)
+    async def members(self, scope: str, name: str) -> reports_columns.GroupReport | None:
+        """The report of a group or a zone."""
+        return await asyncio.to_thread(_members, await self.table(), scope, name)
 
     async def node(self, machine: str) -> messages.NodeReport | None:
         return await asyncio.to_thread(live_view.node, await self.table(), machine)
 
     async def page(
-        self, *, group: str = "", state: str = "", after: str = "", limit: int = 50
+        self, *, group: str = "", zone: str = "", state: str = "", after: str = "", limit: int = 50
     ) -> tuple[list[rows_.MachineRow], int, str | None]:
         """A page of machines after the name ``after``: rows, total number, and the next cursor."""
         table = await self.table()
-        return await asyncio.to_thread(_page, table, group, state, after, limit)
+        return await asyncio.to_thread(_page, table, {"group": group, "zone": zone}, state, after, limit)
 
 
-def _group(table: pa.Table, name: str) -> reports_columns.GroupReport | None:
-    members = table.filter(pc.equal(table.column("group"), name))
+def _members(table: pa.Table, scope: str, name: str) -> reports_columns.GroupReport | None:
+    members = table.filter(pc.equal(table.column(scope), name))
     if not members.num_rows:
         return None
+    if scope == "zone":  # as one group
+        place = members.schema.get_field_index("group")
+        members = members.set_column(place, members.schema.field(place), members.column("zone"))
     now_ms = int(time.time() * 1000)
     return live_view.group_reports(members, from_ms=now_ms - 60_000, to_ms=now_ms)[0]
 
@@ -195,11 +218,16 @@ def _stale(table: pa.Table, now_s: float) -> tuple[Any, Any]:
     return age_s, pc.greater(age_s, pc.multiply(table.column("period_s"), live_view.STALE_AFTER_PERIODS))
 
 
+def _states(table: pa.Table, now_s: float) -> Any:
+    """The states of the machines; those without recent reports are stale."""
+    return pc.if_else(_stale(table, now_s)[1], "stale", table.column("state"))
+
+
 def _summary(table: pa.Table, now_s: float) -> rows_.MachineSummary:
     if not table.num_rows:
         return rows_.MachineSummary()
-    age_s, is_stale = _stale(table, now_s)
-    state = pc.if_else(is_stale, "stale", table.column("state"))
+    age_s, _ = _stale(table, now_s)
+    state = _states(table, now_s)
     small = pa.table({"group": table.column("group"), "state": state, "age_s": age_s})
     by_state = {counted["values"]: counted["counts"] for counted in pc.value_counts(state).to_pylist()}
     groups: dict[str, rows_.GroupRow] = {}
@@ -224,11 +252,12 @@ def _summary(table: pa.Table, now_s: float) -> rows_.MachineSummary:
 
 
 def _page(
-    table: pa.Table, group: str, state: str, after: str, limit: int
+    table: pa.Table, of: dict[str, str], state: str, after: str, limit: int
 ) -> tuple[list[rows_.MachineRow], int, str | None]:
     now_s = time.time()
-    if group:
-        table = table.filter(pc.equal(table.column("group"), group))
+    for column, name in of.items():
+        if name:
+            table = table.filter(pc.equal(table.column(column), name))
     if state and table.num_rows:
         _, is_stale = _stale(table, now_s)
         names = (

@@ -27,10 +27,13 @@ from muster.pipeline import client as pipeline_client
 from muster.pipeline import operations as pipeline_operations
 from muster.web.auth import sessions
 from muster.web.data import (
+    alert_spans,
     bus_feed,
+    chart_queries,
     connections,
     context_queries,
     dispatcher_calls,
+    fleet_map,
     history_reader,
     latest_reports,
     sql_runner,
@@ -39,6 +42,7 @@ from muster.web.data import (
 from muster.web.data import rows as rows_
 
 READ_S = bus_feed.READ_S
+ALERT_CHANGES = 2000
 SCHEDULED_MAX = 1000  # the next messages
 KEPT_S = 2.0
 LIMITED = ("manage",)  # data of clients that wait longer for their service if they are not told otherwise
@@ -53,6 +57,8 @@ class ReadModel:
         self._history = history
         self._sql = sql_runner.SqlRunner(history)
         self._long = turns.WorkTurns(turns.LONG_AT_ONCE, "searches")
+        self.charts = chart_queries.ChartQueries(self)
+        self.feed.samplers += [self._sample_queues, self._sample_nodes]
 
     async def _in_turn(self, read: Callable[..., T], *arguments: Any) -> T:
         async with self._long.turn():
@@ -100,22 +106,33 @@ class ReadModel:
         return await self.feed.cache.get("system made", "machines", 2.0, self.feed.machines.system)
 
     async def group(self, name: str) -> reports_columns.GroupReport:
-        group: Any = await self._latest("group", name)
-        if group is None:
-            group = await self.feed.cache.get(
-                ("made", name), "machines", 2.0, lambda: self.feed.machines.group(name)
+        return await self._members("group", name)
+
+    async def zone(self, name: str) -> reports_columns.GroupReport:
+        return await self._members("zone", name)
+
+    async def _members(self, scope: str, name: str) -> reports_columns.GroupReport:
+        report: Any = await self._latest(scope, name)
+        if report is None:
+            report = await self.feed.cache.get(
+                ("made", scope, name), "machines", 2.0, lambda: self.feed.machines.members(scope, name)
             )
-        if group is None:
-            raise errors.NotFound(f"no report of the group {name!r}")
-        assert isinstance(group, reports_columns.GroupReport)
-        return group
+        if report is None:
+            raise errors.NotFound(f"no report of the {scope} {name!r}")
+        assert isinstance(report, reports_columns.GroupReport)
+        return report
 
     async def _latest(
         self, scope: str, name: str
     ) -> reports_columns.SystemReport | reports_columns.GroupReport | None:
         async def ask(bus: api.Bus) -> reports_columns.SystemReport | reports_columns.GroupReport | None:
             pipeline = pipeline_client.PipelineClient(bus)
-            return await (pipeline.system() if scope == "system" else pipeline.group(name))
+            match scope:
+                case "system":
+                    return await pipeline.system()
+                case "zone":
+                    return await pipeline.zone(name)
+            return await pipeline.group(name)
 
         report = await self.feed.query(("latest", scope, name), "reports", 5.0, ask)
         if report is None:
@@ -152,7 +169,7 @@ class ReadModel:
                     case "system":
                         return await then.system()
                     case "group":
-                        return await then.group(name)
+                        return await then.members("group", name)
                 return await then.node(name)
 
         report = await self.feed.query(("at", scope, name, at_ms, window_s), "past", 60.0, ask)
@@ -161,6 +178,10 @@ class ReadModel:
                 f"no report of the {scope} {name} in the {units.rounded_duration(window_s)} before this time"
             )
         return report
+
+    async def machine_map(self, metric: str, layout: str) -> fleet_map.FleetMap:
+        key = ("map", metric, layout)
+        return await self.feed.cache.get(key, "map", 1.0, lambda: self.feed.machines.map(metric, layout))
 
     # Alerts and the pipeline
 
@@ -186,6 +207,15 @@ class ReadModel:
     async def _budget_alerts(self) -> list[messages.Alert]:
         return await self.feed.ask_domain("alerts", lambda domain: domain.alerts(), "alerts")
 
+    async def alert_spans(self) -> list[alert_spans.AlertSpan]:
+        """When the alerts of the last changes fired, the newest first."""
+
+        async def ask(bus: api.Bus) -> list[alert_spans.AlertSpan]:
+            changes = await pipeline_client.PipelineClient(bus).alert_changes(last=ALERT_CHANGES)
+            return alert_spans.spans(changes)
+
+        return await self.feed.query("alert spans", "alerts", 10.0, ask)
+
     async def judged(self) -> bool:
         """Whether a pipeline runs, which evaluates rules."""
         try:
@@ -193,6 +223,10 @@ class ReadModel:
         except errors.Unavailable:
             return False
         return True
+
+    async def machine_summary(self) -> rows_.MachineSummary:
+        machines = self.feed.machines
+        return await self.feed.cache.get("machine summary", "machines", 2.0, machines.summary)
 
     async def overview(self) -> rows_.FleetOverview:
         missing: dict[str, str] = {}
@@ -213,9 +247,7 @@ class ReadModel:
         return rows_.FleetOverview(
             domain=self.feed.domain,
             connected=self.feed.link.is_up,
-            machines=await self.feed.cache.get(
-                "machine summary", "machines", 2.0, self.feed.machines.summary
-            ),
+            machines=await self.machine_summary(),
             reports_per_s=self.feed.machines.rows_per_s(),
             resources=await known("resources", self.read(manage_operations.SUMMARY)),
             alerts=None if alerts is None else counts,
@@ -348,6 +380,26 @@ class ReadModel:
     async def queues(self, person: sessions.LoginSession) -> list[listings.QueueRow]:
         queues = (await self._dispatcher("queues", message_protocol.ListQueues())).queues
         return [row for row in queues if dispatcher_calls.may_browse(person, row.queue)]
+
+    async def _sample_queues(self, now_s: float) -> None:
+        for row in (await self._dispatcher("queues", message_protocol.ListQueues())).queues:
+            values = {
+                "waiting": row.depth,
+                "in flight": row.in_flight,
+                "in": row.in_per_s,
+                "out": row.out_per_s,
+            }
+            self.feed.samples.add("queue", row.queue, now_s, values)
+
+    async def _sample_nodes(self, now_s: float) -> None:
+        for node in await self.inform.information_nodes():
+            load = node.load
+            values = {
+                "permanent": load.contexts,
+                "temporary": node.temporary,
+                "messages": load.messages_per_s,
+            }
+            self.feed.samples.add("node", node.node, now_s, values)
 
     async def subscriptions(self) -> list[listings.SubscriptionRow]:
         return (await self._dispatcher("subscriptions", message_protocol.ListSubscriptions())).subscriptions

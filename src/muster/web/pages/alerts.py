@@ -9,6 +9,8 @@ from muster.pipeline import operations
 from muster.web.components import page, records, widgets
 from muster.web.components.html import Child, Markup, join, tag
 
+PAGES = {"node": "/machine", "group": "/group", "zone": "/zone"}
+
 
 async def alert_table(request: page.PageRequest, shown: Sequence[messages.Alert]) -> Markup:
     if not shown and not await request.web.source.judged():
@@ -44,8 +46,8 @@ async def alert_table(request: page.PageRequest, shown: Sequence[messages.Alert]
 
 def _about(about: str) -> Child:
     kind, _, name = about.partition(":")
-    if name and kind in ("node", "group"):
-        return widgets.link(about, f"/{kind}", name=name)
+    if name and kind in PAGES:
+        return widgets.link(name, PAGES[kind], name=name)
     return about
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from muster.bus.brokers import control, operations
-from muster.web.components import charts, page, records, widgets
+from muster.web.components import charts, page, plots, records, widgets
 from muster.web.components.html import Markup, join, tag
+
+PLOTS_MAX = 12
 
 
 def _round_trip(link: control.LinkRow) -> str:
@@ -77,24 +79,11 @@ def brokers(request: page.PageRequest) -> page.DashboardPage:
             ),
         )
 
-    async def load() -> Markup:
-        names = sorted(
-            {name for _, measured in source.feed.load for name in measured if name.endswith(" in")}
-        )[:3]
-        return join(
-            charts.lines(
-                [
-                    charts.ChartLine(
-                        name.removesuffix(" in"),
-                        [(at, measured.get(name)) for at, measured in source.feed.load],
-                        f"line-{index + 1}",
-                    )
-                    for index, name in enumerate(names)
-                ],
-                label="Messages into each broker per second",
-                unit="/s",
-            )
-        )
+    async def measured() -> list[plots.Plot]:
+        return [
+            plots.Plot("broker", "messages", broker.name, broker.name)
+            for broker in await source.feed.brokers()
+        ][:PLOTS_MAX]
 
     return page.DashboardPage(
         "Brokers",
@@ -102,7 +91,7 @@ def brokers(request: page.PageRequest) -> page.DashboardPage:
             page.PageSection("picture", "Network", picture, ("brokers",), 3.0),
             page.PageSection("listed", "Brokers", listed, ("brokers",), 3.0),
             page.PageSection("links", "Links", links, ("brokers",), 5.0),
-            page.PageSection("load", "Messages into each broker", load, (), 5.0),
+            plots.section(request, "Messages of each broker", measured, id="brokers", wide=True),
         ),
         lead="Brokers carry all messages. Larger circles and thicker links mean more traffic.",
     )

@@ -8,18 +8,10 @@ import time
 from muster.core import errors, units
 from muster.core.reports import columns
 from muster.pipeline import operations, protocol
-from muster.web.components import charts, page, widgets
+from muster.web.components import page, plots, widgets
 from muster.web.components.html import Child, Markup, join, tag
 from muster.web.data import read_model
 
-LASTS = {
-    "15m": "15 minutes",
-    "1h": "hour",
-    "6h": "6 hours",
-    "1d": "day",
-    "7d": "7 days",
-    "30d": "30 days",
-}
 #: Spark's names of the stages of a batch, in order.
 STAGES = {
     "latestOffset": "find new messages",
@@ -30,7 +22,12 @@ STAGES = {
     "commitOffsets": "commit the batch",
     "triggerExecution": "total",
 }
-SCOPES = {"system": "the whole fleet", "group": "a group", "zone": "a zone"}
+SCOPES = {
+    "system": "the whole fleet",
+    "group": "a group",
+    "zone": "a zone",
+    "machine": "a machine",
+}
 ROWS_SHOWN = 50
 
 
@@ -90,29 +87,15 @@ def progress(request: page.PageRequest) -> page.DashboardPage:
             ),
         )
 
-    def series(name: str, words: str, look: str) -> charts.ChartLine:
-        return charts.ChartLine(
-            words, [(batch.at_ms / 1000, getattr(batch, name)) for batch in source.feed.batches], look
-        )
-
-    async def times() -> Markup:
-        return charts.lines([series("batch_s", "batch", "line-1")], label="Batch time", unit=" s")
-
-    async def rates() -> Markup:
-        return charts.lines([series("rows_s", "reports", "line-1")], label="Input rate", unit="/s")
-
-    async def lag() -> Markup:
-        return charts.lines(
-            [series("lag_s", "age of the newest", "line-1")], label="Lag behind the newest report", unit=" s"
-        )
-
     return page.DashboardPage(
         "Pipeline",
         (
             page.PageSection("now", "Progress", now, ("pipeline",), 3.0),
-            page.PageSection("times", "Batch time", times, ("pipeline",), 5.0, wide=False),
-            page.PageSection("rates", "Input rate", rates, ("pipeline",), 5.0, wide=False),
-            page.PageSection("lag", "Lag", lag, ("pipeline",), 5.0, wide=False),
+            plots.section(request, "Batch time", [plots.Plot("pipeline", "batch_s")]),
+            plots.section(request, "Input rate", [plots.Plot("pipeline", "rows_s")]),
+            plots.section(
+                request, "Lag behind the newest report", [plots.Plot("pipeline", "lag_s")], id="lag"
+            ),
         ),
         lead="A Spark Structured Streaming job that processes the stream of reports.",
     )
@@ -129,36 +112,10 @@ def history(request: page.PageRequest) -> page.DashboardPage:
     def from_ms() -> int:
         return int((time.time() - units.parse_duration_s(last)) * 1000)
 
-    async def plot() -> Markup:
-        if scope != "system" and not name:
-            return await _which(source, scope, metric, last)
-        points = await source.plot(scope, name, metric, from_ms=from_ms() // 10_000 * 10_000)
-        if not points:
-            return _none()
-        return charts.lines(
-            [
-                charts.ChartLine("mean", [(point.at_ms / 1000, point.mean) for point in points], "line-1"),
-                charts.ChartLine("95 %", [(point.at_ms / 1000, point.p95) for point in points], "line-2"),
-            ],
-            label=f"{metric} of {SCOPES.get(scope, scope)} {name}",
-            unit=widgets.unit(metric),
-        )
-
-    async def machines() -> Markup:
-        if scope != "system" and not name:
-            return await _which(source, scope, metric, last)
-        points = await source.plot(scope, name, metric, from_ms=from_ms() // 10_000 * 10_000)
-        if not points:
-            return _none()
-        return charts.lines(
-            [
-                charts.ChartLine(
-                    "machines", [(point.at_ms / 1000, point.machines) for point in points], "line-1"
-                ),
-                charts.ChartLine("stale", [(point.at_ms / 1000, point.stale) for point in points], "line-2"),
-            ],
-            label="Machines that reported, and that were stale",
-        )
+    async def plot() -> list[plots.Plot]:
+        if scope == "system":
+            return [plots.Plot("fleet", metric)]
+        return [plots.Plot(scope, metric, name)] if name else []
 
     async def rows() -> Markup:
         try:
@@ -176,7 +133,7 @@ def history(request: page.PageRequest) -> page.DashboardPage:
         made: list[list[Child]] = [
             [
                 widgets.moment(_ms(row["reported_at"])),
-                widgets.link(row["machine"], "/node", name=row["machine"]),
+                widgets.link(row["machine"], "/machine", name=row["machine"]),
                 row["group"],
                 row["zone"],
                 widgets.badge(row["state"]),
@@ -198,18 +155,17 @@ def history(request: page.PageRequest) -> page.DashboardPage:
     form = widgets.search(
         "/history",
         widgets.field("Plot", "scope", scope, options=list(SCOPES.items())),
-        widgets.field("Name", "name", name, placeholder="group or zone"),
+        widgets.field("Name", "name", name, placeholder="group, zone or machine"),
         widgets.field(
             "Metric", "metric", metric, options=[(option, option) for option in _metrics(source, metric)]
         ),
-        widgets.field("Period", "last", last, options=list(LASTS.items())),
+        widgets.field("Period", "last", last, options=list(plots.LASTS.items())),
         widgets.field("Filter of the reports", "where", where, placeholder="cpu_percent > 90"),
     )
     return page.DashboardPage(
         "History",
         (
-            page.PageSection("plot", metric, plot, ("history",), 10.0, wide=False),
-            page.PageSection("machines", "Machines that reported", machines, ("history",), 10.0, wide=False),
+            plots.section(request, metric, plot, wide=True, none="Enter a name above."),
             page.PageSection("rows", "Reports of machines, newest first", rows, ("history",), 30.0),
         ),
         lead="Read from the tables that the pipeline writes.",
@@ -239,16 +195,6 @@ def _ms(moment: str) -> int:
     return int(datetime.datetime.fromisoformat(moment).timestamp() * 1000)
 
 
-async def _which(source: read_model.ReadModel, scope: str, metric: str, last: str) -> Markup:
-    """A group or zone has to be selected."""
-    summary = await source.feed.cache.get("machine summary", "machines", 2.0, source.feed.machines.summary)
-    names = [group.group for group in summary.groups[:20]] if scope == "group" else []
-    links = [
-        widgets.link(name, "/history", scope=scope, name=name, metric=metric, last=last) for name in names
-    ]
-    return widgets.empty(f"Enter the name of a {scope} above.", join(*(join(link, " ") for link in links)))
-
-
 def _none() -> Markup:
     return widgets.empty(
         "There is no history for this selection.",
@@ -265,7 +211,7 @@ def compared_ages(ratio: float | None, holds: bool | None) -> tuple[str, str]:
     return ("the worst case did not occur", "good") if ratio > 1 else ("older than predicted", "warn")
 
 
-def capacity(request: page.PageRequest) -> page.DashboardPage:
+def report_delay(request: page.PageRequest) -> page.DashboardPage:
     source = request.web.source
 
     async def now() -> Markup:
@@ -292,23 +238,8 @@ def capacity(request: page.PageRequest) -> page.DashboardPage:
             ),
         )
 
-    async def chart() -> Markup:
-        capacity_ = await source.capacity()
-        drawn = {
-            "measured maximum": [(second.at_ms / 1000, second.max_s) for second in capacity_.measured],
-            "predicted maximum": [
-                (second.at_ms / 1000, capacity_.predicted_max_s) for second in capacity_.measured
-            ],
-            "measured median": [(second.at_ms / 1000, second.p50_s) for second in capacity_.measured],
-        }
-        return charts.lines(
-            [
-                charts.ChartLine(name, points, f"line-{number}")
-                for number, (name, points) in enumerate(drawn.items(), 1)
-            ],
-            label="Age of reports on arrival: predicted and measured",
-            unit=" s",
-        )
+    async def measured() -> list[plots.Plot]:
+        return [plots.Plot("channel", "reports", name, name) for name in source.feed.samples.names("channel")]
 
     async def channels() -> Markup:
         rows: list[list[Child]] = [
@@ -329,10 +260,11 @@ def capacity(request: page.PageRequest) -> page.DashboardPage:
         )
 
     return page.DashboardPage(
-        "Staleness",
+        "Report delay",
         (
             page.PageSection("now", "Prediction and measurement", now, (), 3.0),
-            page.PageSection("chart", "Over time", chart, (), 3.0),
+            plots.section(request, "Age of reports on arrival", [plots.Plot("domain", "age")], wide=True),
+            plots.section(request, "Reports of each channel", measured, id="channels", wide=True),
             page.PageSection("channels", "Channels", channels, (), 10.0),
         ),
         lead="The age of a report when it reaches the root. According to the analytic model it is at most "

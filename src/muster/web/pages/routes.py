@@ -28,11 +28,11 @@ from muster.web.pages import (
     brokers,
     contexts,
     forms,
+    machines,
     overview,
     pipeline,
     playground,
     queues,
-    reports,
     resources,
     sql,
 )
@@ -43,9 +43,11 @@ log_events = log.EventLog("web")
 
 PAGES: dict[str, page.Build] = {
     "/": overview.overview,
-    "/tree": reports.tree,
-    "/group": reports.group,
-    "/node": reports.node,
+    "/map": machines.machine_map,
+    "/machines": machines.machines,
+    "/zone": machines.zone,
+    "/group": machines.group,
+    "/machine": machines.machine,
     "/alerts": alerts.alerts,
     "/history": pipeline.history,
     "/sql": sql.sql,
@@ -59,13 +61,26 @@ PAGES: dict[str, page.Build] = {
     "/queue": queues.queue,
     "/brokers": brokers.brokers,
     "/pipeline": pipeline.progress,
-    "/capacity": pipeline.capacity,
+    "/report-delay": pipeline.report_delay,
     "/activity": activity.activity,
     "/logins": access.logins,
     "/tokens": access.tokens,
 }
-SUBJECTS = ("/group", "/node", "/resource", "/contexts/details", "/queue")  # pages about one thing
-STATIC = {"muster.css": "text/css", "muster.js": "text/javascript", "icon.svg": "image/svg+xml"}
+SUBJECTS = (
+    "/group",
+    "/zone",
+    "/machine",
+    "/resource",
+    "/contexts/details",
+    "/queue",
+)  # pages about one thing
+STATIC = {  # the files by their names in the URL, with their types
+    **{name: (name, "text/javascript") for name in ("muster.js", "charts.js", "map.js")},
+    "muster.css": ("muster.css", "text/css"),
+    "icon.svg": ("icon.svg", "image/svg+xml"),
+    "uplot-1.6.32.js": ("uplot/uplot-1.6.32.js", "text/javascript"),
+    "uplot-1.6.32.css": ("uplot/uplot-1.6.32.css", "text/css"),
+}
 FIRST_S = 0.25  # slower sections are sent after the page
 LATER_S = 6.0  # even slower sections are left unchanged and retried
 LOADING = html.tag("p", "Loading…", cls="hint")
@@ -121,9 +136,11 @@ async def _show(request: Request) -> Response:
     page_request = _view(request, person, path, dict(request.query_params))
     made = PAGES[path](page_request)
     missing: set[str] = set()
-    contents = await asyncio.gather(*(_inside(section, FIRST_S, missing) for section in made.sections))
+    tables = page_request.parameter("tables")  # for a browser without scripts, which gets no later ones
+    within_s = LATER_S if tables else FIRST_S
+    contents = await asyncio.gather(*(_inside(section, within_s, missing) for section in made.sections))
     sections = [
-        layout.section(section, LOADING if inside is None else inside)
+        (section, LOADING if inside is None else inside)
         for section, inside in zip(made.sections, contents, strict=True)
     ]
     note = _read_note(request)
@@ -192,12 +209,13 @@ async def live(request: Request) -> Response:
 async def static(name: str) -> Response:
     if name not in STATIC:
         raise errors.NotFound("there is no such file")
-    data = await asyncio.to_thread(_static, name)
-    return Response(data, media_type=STATIC[name], headers={"Cache-Control": "max-age=300"})
+    path, kind = STATIC[name]
+    data = await asyncio.to_thread(_static, path)
+    return Response(data, media_type=kind, headers={"Cache-Control": "max-age=300"})
 
 
-def _static(name: str) -> bytes:
-    return (importlib.resources.files("muster.web") / "static" / name).read_bytes()
+def _static(path: str) -> bytes:
+    return (importlib.resources.files("muster.web") / "static" / path).read_bytes()
 
 
 # Logging in and out

@@ -68,8 +68,7 @@ async def system(call: request_state.Call, past: Past) -> reports_columns.System
 
 @router.of("GET /reports/groups", "List groups with counts", key=("group",))
 async def groups(call: request_state.Call) -> list[rows_.GroupRow]:
-    source = call.source
-    summary = await source.feed.cache.get("machine summary", "machines", 2.0, source.feed.machines.summary)
+    summary = await call.source.machine_summary()
     if not summary.groups:
         call.source.require_connection()
     return summary.groups

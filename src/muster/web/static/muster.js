@@ -16,8 +16,18 @@
       root.dataset.theme = themes[(themes.indexOf(root.dataset.theme) + 1) % themes.length];
       document.cookie = "muster-theme=" + root.dataset.theme + "; path=/; max-age=31536000; samesite=strict";
       say();
+      dispatchEvent(new Event("muster-theme"));
     });
   }
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => dispatchEvent(new Event("muster-theme")));
+
+  // The search box, with its key.
+  const find = document.getElementById("find");
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, textarea, select")) return;
+    event.preventDefault();
+    find?.select();
+  });
 
   // On a narrow screen the menu starts closed.
   const menu = document.getElementById("menu");
@@ -41,6 +51,12 @@
   const replace = (id, markup) => {
     const place = document.getElementById(id);
     if (!place) return;
+    const drawn = (parent) => [...parent.querySelectorAll(".plot, .fleet-map")].map((one) => JSON.stringify(one.dataset.title ? {...one.dataset} : "map")).join();
+    if (drawn(place)) {  // charts keep themselves current
+      const made = document.createElement("template");
+      made.innerHTML = markup;
+      if (drawn(made.content) === drawn(place)) return;
+    }
     const active = document.activeElement;
     if (active && place.contains(active) && active.matches("input, textarea, select")) return;
     const key = active && place.contains(active) ? active.getAttribute("href") : null;
@@ -66,6 +82,7 @@
       wait = 500;
       heard = Date.now();
       for (const [id, markup] of Object.entries(update.sections)) replace(id, markup);
+      dispatchEvent(new Event("muster-tick"));
       if (update.connected) show("live", "good"); else show("domain away", "warn");
     });
     source.onerror = () => {

@@ -1,34 +1,36 @@
-"""The pages of reports: system, group, machine and services."""
+"""The pages of machines: the map, the list, groups and zones, one machine with its services."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from muster.core.reports import columns
-from muster.web.components import charts, page, records, widgets
+from muster.web.components import charts, page, plots, records, templates, widgets
 from muster.web.components.html import Child, Markup, join, tag
+from muster.web.data import latest_reports
 
 STATES = ("", "up", "late", "stale", "unknown", "down", "failed", "draining", "starting")
 SHOWN = 50
+PLOTS_MAX = 16
+NO_REPORT = join(
+    "Sensors report to channels: ",
+    tag("code", "muster run channel"),
+    ", then ",
+    tag("code", "muster run sensor"),
+    "; or simulate a fleet: ",
+    tag("code", "muster simulate sensors"),
+    ".",
+)
 _QUOTE = "'"
 
 
-def tree(request: page.PageRequest) -> page.DashboardPage:
+def machines(request: page.PageRequest) -> page.DashboardPage:
     source = request.web.source
 
     async def system() -> Markup:
         report = await source.system()
         if report is None:
-            return widgets.empty(
-                "There is no report yet.",
-                join(
-                    "Sensors report to channels: ",
-                    tag("code", "muster run channel"),
-                    ", then ",
-                    tag("code", "muster run sensor"),
-                    ".",
-                ),
-            )
+            return widgets.empty("There is no report yet.", NO_REPORT)
         return join(
             widgets.facts(
                 {
@@ -43,9 +45,7 @@ def tree(request: page.PageRequest) -> page.DashboardPage:
         )
 
     async def groups() -> Markup:
-        summary = await source.feed.cache.get(
-            "machine summary", "machines", 2.0, source.feed.machines.summary
-        )
+        summary = await source.machine_summary()
         if not summary.groups:
             source.require_connection()
         largest = max((row.machines for row in summary.groups), default=1)
@@ -63,13 +63,13 @@ def tree(request: page.PageRequest) -> page.DashboardPage:
         )
 
     return page.DashboardPage(
-        "Reports",
+        "Machines",
         (
             page.PageSection("groups", "Groups", groups, ("machines",), 3.0),
-            _machines(request, ""),
+            _listed(request),
             page.PageSection("system", "System", system, ("reports", "machines"), 5.0),
         ),
-        lead="Reports of the system, its groups, machines and services.",
+        lead="Groups, machines and the report of the whole fleet.",
         head=_filter(request),
     )
 
@@ -88,10 +88,14 @@ def _filter(request: page.PageRequest, **kept: str) -> Markup:
     )
 
 
-def _machines(request: page.PageRequest, group: str) -> page.PageSection:
-    async def machines() -> Markup:
+def _listed(request: page.PageRequest, *, group: str = "", zone: str = "") -> page.PageSection:
+    async def listed() -> Markup:
         rows, total, next_ = await request.web.source.feed.machines.page(
-            group=group, state=request.parameter("state"), after=request.parameter("after"), limit=SHOWN
+            group=group,
+            zone=zone,
+            state=request.parameter("state"),
+            after=request.parameter("after"),
+            limit=SHOWN,
         )
         if not rows:
             request.web.source.require_connection()
@@ -103,8 +107,9 @@ def _machines(request: page.PageRequest, group: str) -> page.PageSection:
                     *("load_1m", "services"),
                 ),
                 cells={
-                    "machine": lambda row: widgets.link(row.machine, "/node", name=row.machine),
+                    "machine": lambda row: widgets.link(row.machine, "/machine", name=row.machine),
                     "group": lambda row: widgets.link(row.group, "/group", name=row.group),
+                    "zone": lambda row: widgets.link(row.zone, "/zone", name=row.zone),
                 },
                 label="Machines",
                 none="No machine matches.",
@@ -112,7 +117,7 @@ def _machines(request: page.PageRequest, group: str) -> page.PageSection:
             widgets.pages(request, next_, total=total, shown=len(rows)),
         )
 
-    return page.PageSection("nodes", "Machines", machines, ("machines",), 3.0)
+    return page.PageSection("nodes", "Machines", listed, ("machines",), 3.0)
 
 
 def _trail(*steps: Child) -> Markup:
@@ -122,40 +127,86 @@ def _trail(*steps: Child) -> Markup:
     return tag("nav", *(tag("span", link) for link in made), cls="trail", aria_label="Breadcrumbs")
 
 
+def machine_map(request: page.PageRequest) -> page.DashboardPage:
+    return page.DashboardPage(
+        "Map",
+        (map_section(request, request.parameter("metric"), title=""),),
+        lead="Every machine by zone and group. Click a machine, a group or a zone for its page.",
+    )
+
+
+def map_section(
+    request: page.PageRequest, metric: str, *, title: str = "Map of the fleet"
+) -> page.PageSection:
+    async def make() -> Markup:
+        if not (await request.web.source.machine_summary()).machines:
+            request.web.source.require_connection()
+            return widgets.empty("No machine has reported yet.", NO_REPORT)
+        return templates.render("map.html", metric=metric)
+
+    return page.PageSection("map", title, make, (), 10.0)
+
+
 def group(request: page.PageRequest) -> page.DashboardPage:
     name = request.parameter("name")
 
     async def report() -> Markup:
-        latest = await request.web.source.group(name)
-        return join(
-            charts.shares(latest.states, label="Machines by state") if latest.states else None,
-            widgets.facts(
-                {
-                    "Machines": f"{latest.machines:,}",
-                    "Stale": f"{latest.stale:,}",
-                    "Window": join(widgets.moment(latest.from_ms), " to ", widgets.moment(latest.to_ms)),
-                }
-            ),
-            rollups(latest.metrics),
-        )
+        return _report(await request.web.source.group(name))
 
-    return page.DashboardPage(
-        f"Group {name}",
-        (
-            _machines(request, name or "\0"),
-            page.PageSection("report", "Report", report, ("reports", "machines"), 5.0),
+    return _members(request, "group", name, report, _listed(request, group=name or "\0"))
+
+
+def zone(request: page.PageRequest) -> page.DashboardPage:
+    name = request.parameter("name")
+
+    async def report() -> Markup:
+        return _report(await request.web.source.zone(name))
+
+    return _members(request, "zone", name, report, _listed(request, zone=name or "\0"))
+
+
+def _report(latest: columns.GroupReport) -> Markup:
+    return join(
+        charts.shares(latest.states, label="Machines by state") if latest.states else None,
+        widgets.facts(
+            {
+                "Machines": f"{latest.machines:,}",
+                "Stale": f"{latest.stale:,}",
+                "Window": join(widgets.moment(latest.from_ms), " to ", widgets.moment(latest.to_ms)),
+            }
         ),
-        head=join(
-            _trail(widgets.link("System", "/tree"), name),
-            _filter(request, name=name),
-        ),
-        foot=widgets.more_link(
-            "History", page.link_to("/history", scope="group", name=name, metric="cpu_percent", last="1h")
-        ),
+        rollups(latest.metrics),
     )
 
 
-def node(request: page.PageRequest) -> page.DashboardPage:
+def _members(
+    request: page.PageRequest, kind: str, name: str, report: page.Make, listed: page.PageSection
+) -> page.DashboardPage:
+    async def measured() -> list[plots.Plot]:
+        source = request.web.source
+        latest = await (source.group(name) if kind == "group" else source.zone(name))
+        return plots.metrics(kind, name, chosen_metrics(latest.metrics))
+
+    return page.DashboardPage(
+        f"{kind.capitalize()} {name}",
+        (
+            plots.section(request, "Mean and 95 % of the machines", measured, id=kind, wide=True),
+            listed,
+            page.PageSection("report", "Report", report, ("reports", "machines"), 5.0),
+        ),
+        head=join(_trail(widgets.link("Machines", "/machines"), name), _filter(request, name=name)),
+    )
+
+
+def chosen_metrics(measured: Iterable[str]) -> list[str]:
+    """Those specific to this fleet, and the standard ones that matter most."""
+    names = set(measured)
+    return [*sorted(names - {*columns.STANDARD_METRICS}), *(m for m in latest_reports.METRICS if m in names)][
+        :PLOTS_MAX
+    ]
+
+
+def machine(request: page.PageRequest) -> page.DashboardPage:
     name = request.parameter("name")
     source = request.web.source
 
@@ -202,13 +253,26 @@ def node(request: page.PageRequest) -> page.DashboardPage:
             none="The sensor reports no services.",
         )
 
+    async def measured() -> list[plots.Plot]:
+        latest = await source.node(name)
+        known = [metric for metric in columns.STANDARD_METRICS if metric in latest.metrics]
+        own = sorted({*latest.metrics} - {*known})
+        charted = plots.metrics("machine", name, [*own, *known][:PLOTS_MAX])
+        for service in latest.services[:PLOTS_MAX]:
+            charted += [
+                plots.Plot("service", metric, f"{name}/{service.name}", f"{service.name}: {metric}")
+                for metric in sorted(service.metrics)[:4]
+            ]
+        return charted
+
     return page.DashboardPage(
         f"Machine {name}",
         (
+            plots.section(request, "Measured", measured, id="machine", wide=True),
             page.PageSection("services", "Services", services, ("machines",), 3.0),
             page.PageSection("report", "Latest report", report, ("machines",), 3.0),
         ),
-        head=_trail(widgets.link("System", "/tree"), name),
+        head=_trail(widgets.link("Machines", "/machines"), name),
         foot=widgets.more_link(
             "History", page.link_to("/history", where=f"machine = '{name.replace(_QUOTE, 2 * _QUOTE)}'")
         ),

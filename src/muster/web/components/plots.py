@@ -1,0 +1,75 @@
+"""Sections with charts. Scripts draw them from the REST API; without scripts they are tables of its data."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from muster.core import units
+from muster.web.components import html, page, templates
+from muster.web.data import charts
+
+TABLE_POINTS = 60
+REFRESH_S = 10.0  # of which charts there are; scripts keep their data current
+LAST = "15m"
+LASTS = {
+    "5m": "5 minutes",
+    LAST: "15 minutes",
+    "1h": "hour",
+    "6h": "6 hours",
+    "1d": "day",
+    "7d": "7 days",
+    "30d": "30 days",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A metric of a thing; the kinds are those of ``GET /charts/{kind}``. ``title``: if there are several."""
+
+    kind: str
+    metric: str
+    name: str = ""
+    title: str = ""
+
+
+def section(
+    request: page.PageRequest,
+    title: str,
+    plots: Sequence[Plot] | Callable[[], Awaitable[Sequence[Plot]]],
+    *,
+    id: str = "",
+    wide: bool = False,
+    none: str = "Nothing is measured yet.",
+) -> page.PageSection:
+    """``plots``: the charts, or what finds out which there are."""
+
+    async def make() -> html.Markup:
+        chosen = await plots() if callable(plots) else plots
+        with_tables = bool(request.parameter("tables"))
+        drawn = [(plot, await _chart(request, plot) if with_tables else None) for plot in chosen]
+        return templates.render("chart.html", plots=drawn, title=title, none=none)
+
+    name = id or title.lower().replace(" ", "-")
+    return page.PageSection(f"plot-{name}", title, make, (), REFRESH_S, wide=wide)
+
+
+async def _chart(request: page.PageRequest, plot: Plot) -> charts.Chart:
+    to_ms = int(time.time() * 1000)
+    last = request.parameter("last", LAST)
+    from_ms = to_ms - int(units.parse_duration_s(last if last in LASTS else LAST) * 1000)
+    return await request.web.source.charts.chart(
+        request.person,
+        plot.kind,
+        plot.name,
+        plot.metric,
+        from_ms=from_ms,
+        to_ms=to_ms,
+        points=TABLE_POINTS,
+    )
+
+
+def metrics(kind: str, name: str, names: Sequence[str]) -> list[Plot]:
+    """A chart of each metric."""
+    return [Plot(kind, metric, name, metric.replace("_", " ").replace("cpu", "CPU")) for metric in names]

@@ -1,0 +1,230 @@
+"""The data of charts, by what they are about: from memory for the last minutes, from the history before."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from muster.core import clock, errors
+from muster.core.reports import columns
+from muster.manage import operations as manage_operations
+from muster.web.auth import sessions
+from muster.web.data import alert_spans, charts, dispatcher_calls, latest_reports
+from muster.web.data.recent_reports import Row
+
+if TYPE_CHECKING:
+    from muster.web.data import read_model
+
+STEP_S_MIN = 5.0  # of the mean of many machines: shorter than most reporting periods, it would be uneven
+AGES_STEP_S = 10  # within a second a single batch may arrive
+HISTORY_ROWS_MAX = 20_000
+SCOPES = {"fleet": "system", "group": "group", "zone": "zone", "machine": "node"}
+BATCHES = {"batch_s": "batch", "rows_s": "reports", "lag_s": "age of the newest"}
+KINDS = (
+    *("fleet", "group", "zone", "machine", "service", "resource"),
+    *("domain", "broker", "pipeline", "channel", "queue", "node", "context"),
+)
+UNITS = {"rows_s": "/s", "messages": "/s", "rates": "/s", "reports": "/s", "age": " s", "distance": " ms"}
+
+
+class ChartQueries:
+    def __init__(self, source: read_model.ReadModel) -> None:
+        self._source = source
+        self._feed = source.feed
+
+    async def chart(
+        self,
+        person: sessions.LoginSession,
+        kind: str,
+        name: str,
+        metric: str,
+        *,
+        from_ms: int,
+        to_ms: int,
+        points: int = 600,
+    ) -> charts.Chart:
+        """`errors.NotFound` for a kind of thing that has no charts."""
+        if kind == "queue" and not dispatcher_calls.may_browse(person, name):
+            raise errors.Forbidden(f"{person.name} may not browse the queue {name!r}")
+        if kind not in KINDS:
+            raise errors.NotFound(f"there are no charts of a {kind!r}")
+        from_s, to_s = from_ms / 1000, to_ms / 1000
+        if kind == "context":
+            rows = await self._context_history(person, name, metric)
+        else:
+            answer = getattr(self, f"_{kind}")
+            rows = list(await answer(name, metric, from_s, to_s, max(STEP_S_MIN, (to_s - from_s) / points)))
+        unit = UNITS.get(metric, charts.unit(metric))
+        if kind in SCOPES and metric not in columns.STANDARD_METRICS and not unit:
+            shares = charts.in_percent(rows)
+            rows, unit = (rows, unit) if shares is None else (shares, " %")
+        made = charts.chart(metric, rows, from_s=from_s, to_s=to_s, points=points, unit=unit)
+        threshold, marks = await self._alerts(kind, name, metric, from_ms, to_ms)
+        if threshold is not None and unit == " %" and not metric.endswith("_percent"):
+            threshold *= 100
+        if kind == "domain" and metric == "age":
+            threshold = (await self._source.capacity()).predicted_max_s or None
+        return msgspec.structs.replace(made, threshold=threshold, marks=marks)
+
+    async def _alerts(
+        self, kind: str, name: str, metric: str, from_ms: int, to_ms: int
+    ) -> tuple[float | None, list[charts.ChartMark]]:
+        """The threshold of the rules about this metric, and when they held."""
+        scope = SCOPES.get(kind)
+        if scope is None:
+            return None, []
+        about = scope if scope == "system" else f"{scope}:{name}"
+        threshold, marks = None, []
+        for span in await self._source.alert_spans():
+            limit = alert_spans.limit_of(span.condition, metric)
+            if span.about != about or limit is None:
+                continue
+            threshold = limit
+            if span.from_ms < to_ms and (span.to_ms or to_ms) > from_ms:
+                mark = charts.ChartMark(
+                    from_ms=span.from_ms, to_ms=span.to_ms, severity=span.severity, text=span.rule
+                )
+                marks.append(mark)
+        return threshold, marks
+
+    # Machines
+
+    async def _machine(self, name: str, metric: str, from_s: float, to_s: float, _: float) -> list[Row]:
+        recent = self._feed.recent
+        rows = await asyncio.to_thread(recent.machine, name, metric)
+        before_s = rows[0][0] if rows else to_s
+        if from_s >= before_s - STEP_S_MIN:
+            return rows
+        quoted = name.replace("'", "''")
+        standard = metric in columns.STANDARD_METRICS
+        try:
+            found, _next = await self._source.history(
+                "nodes",
+                f"machine = '{quoted}'",
+                from_ms=int(from_s) * 1000,
+                to_ms=int(before_s * 1000),
+                columns=("reported_at", metric if standard else "metrics"),
+                limit=HISTORY_ROWS_MAX,
+            )
+        except errors.NotFound:
+            return rows
+        older = [
+            (
+                datetime.datetime.fromisoformat(row["reported_at"]).timestamp(),
+                {metric: row[metric] if standard else dict(row["metrics"] or ()).get(metric)},
+            )
+            for row in reversed(found)
+        ]
+        return [*older, *rows]
+
+    async def _service(self, name: str, metric: str, *_: float) -> list[Row]:
+        machine, _slash, service = name.partition("/")
+        rows = await asyncio.to_thread(self._feed.recent.service, machine, service)
+        return rows.get(metric, [])
+
+    async def _members(self, scope: str, name: str, metric: str, from_s: float, step_s: float) -> list[Row]:
+        recent = self._feed.recent
+        column = scope if name else "machine"
+        rows = await self._feed.cache.get(
+            ("members", column, name, metric, round(step_s)),
+            "charts",
+            min(step_s, 10.0),
+            lambda: asyncio.to_thread(recent.members, column, name, metric, 0.0, step_s),
+        )
+        before_s = rows[0][0] if rows else time.time()
+        if from_s >= before_s - step_s:
+            return list(rows)
+        try:
+            plotted = await self._source.plot(
+                scope, name, metric, from_ms=int(from_s // 10 * 10_000), points=600
+            )
+        except errors.NotFound:
+            return list(rows)
+        older: list[Row] = [
+            (point.at_ms / 1000, {"mean": point.mean, "95 %": point.p95})
+            for point in plotted
+            if point.at_ms / 1000 < before_s
+        ]
+        return [*older, *rows]
+
+    async def _fleet(self, _: str, metric: str, from_s: float, to_s: float, step_s: float) -> list[Row]:
+        return await self._members("system", "", metric, from_s, step_s)
+
+    async def _group(self, name: str, metric: str, from_s: float, to_s: float, step_s: float) -> list[Row]:
+        return await self._members("group", name, metric, from_s, step_s)
+
+    async def _zone(self, name: str, metric: str, from_s: float, to_s: float, step_s: float) -> list[Row]:
+        return await self._members("zone", name, metric, from_s, step_s)
+
+    # The domain
+
+    async def _domain(self, _: str, metric: str, *__: float) -> list[Row]:
+        match metric:
+            case "messages":
+                return [
+                    (at_s, {way: _total(rates, f" {way}") for way in ("in", "out")})
+                    for at_s, rates in self._feed.load
+                ]
+            case "age":
+                seconds = latest_reports.merged(self._feed.machines.seconds(), AGES_STEP_S)
+                return [(second.at_s, {"median": second.p50_s, "oldest": second.max_s}) for second in seconds]
+        raise _no_metric(metric)
+
+    async def _broker(self, name: str, metric: str, *_: float) -> list[Row]:
+        if metric != "messages":
+            raise _no_metric(metric)
+        return [
+            (at_s, {way: rates.get(f"{name} {way}") for way in ("in", "out")})
+            for at_s, rates in self._feed.load
+        ]
+
+    async def _pipeline(self, _: str, metric: str, *__: float) -> list[Row]:
+        if metric not in BATCHES:
+            raise _no_metric(metric)
+        return [
+            (batch.at_ms / 1000, {BATCHES[metric]: getattr(batch, metric)}) for batch in self._feed.batches
+        ]
+
+    async def _channel(self, name: str, metric: str, *_: float) -> list[Row]:
+        return self._feed.samples.rows("channel", name, metric)
+
+    async def _queue(self, name: str, metric: str, *_: float) -> list[Row]:
+        return self._feed.samples.rows("queue", name, metric)
+
+    async def _node(self, name: str, metric: str, *_: float) -> list[Row]:
+        return self._feed.samples.rows("node", name, metric)
+
+    async def _context_history(self, person: sessions.LoginSession, key: str, metric: str) -> list[Row]:
+        """The versions of a context, or its values if they are numbers."""
+        page = await self._source.inform.context_history(person, key, after=0, limit=None)
+        rows: list[Row] = []
+        for change in page.items:
+            try:
+                value = float(change.version if metric == "version" else change.value or "nan")
+            except ValueError:
+                continue
+            rows.append((clock.wall_ms_of(change.stamp) / 1000, {metric: value}))
+        return rows
+
+    async def _resource(self, name: str, metric: str, from_s: float, to_s: float, step_s: float) -> list[Row]:
+        """What the sensor of its machine measures of the service with its name."""
+        details: Any = await self._source.read(manage_operations.DESCRIBE, name=name)
+        machine = await self.machine_of(details.agent)
+        return await self._service(f"{machine}/{name}", metric)
+
+    async def machine_of(self, agent: str) -> str:
+        """The machine that reports for an agent."""
+        known = await self._feed.machines.node(agent)
+        return agent if known is not None else "sensor" if agent == "local" else agent
+
+
+def _total(rates: dict[str, float], ending: str) -> float:
+    return sum(rate for name, rate in rates.items() if name.endswith(ending))
+
+
+def _no_metric(metric: str) -> errors.NotFound:
+    return errors.NotFound(f"there is no chart of {metric!r}")

@@ -4,7 +4,8 @@ The broker, the channels and the pipeline have the settings that the product has
 runs on the same cores; its CPU is measured and not counted, but it leaves that much less to the rest.
 
 One fleet by itself: ``python -m benchmarks.pipeline_domain realistic 20000 4 6``, 4 periods of warm-up and
-6 that are measured; a further 0: without channels, straight into the stream.
+6 that are measured; a further 0: without channels, straight into the stream; after that, settings of the
+pipeline, such as ``pipeline.shards=64``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -127,8 +129,9 @@ def stuck(batches: list[protocol.BatchProgress], now_s: float, begun_s: float) -
 class Domain:
     """``with Domain(folder, channels=2) as domain: domain.play(…)``"""
 
-    def __init__(self, place: pathlib.Path, *, channels: int) -> None:
+    def __init__(self, place: pathlib.Path, *, channels: int, overrides: Sequence[str] = ()) -> None:
         self.place = place
+        self._overrides = overrides
         self._channel_names = [f"c{number}" for number in range(1, channels + 1)]
         self._runner = asyncio.Runner()
         self._stack = contextlib.ExitStack()
@@ -164,7 +167,7 @@ class Domain:
     def start(self) -> None:
         with (self.place / "pipeline.log").open("ab") as log:
             self._process = subprocess.Popen(
-                measure.pipeline_command(self.place, self.url),
+                measure.pipeline_command(self.place, self.url, *self._overrides),
                 stdout=log,
                 stderr=log,
                 env={**os.environ, "PYTHONPATH": str(measure.ROOT / "src")},
@@ -407,10 +410,12 @@ async def _follow_system(bus: client.NatsBus, late_s: list[float]) -> None:
                 late_s.append(time.time() - decoded.to_ms / 1000)
 
 
-def main(profile: str, machines: int, warm: int, periods: int, channels: int = CHANNELS) -> None:
+def main(
+    profile: str, machines: int, warm: int, periods: int, channels: int = CHANNELS, *overrides: str
+) -> None:
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
-        Domain(pathlib.Path(folder), channels=channels) as domain,
+        Domain(pathlib.Path(folder), channels=channels, overrides=overrides) as domain,
     ):
         played = domain.play(profile, machines, warm=warm, periods=periods)
         for name, used_s in played.cpu_s.items():
@@ -424,4 +429,4 @@ def main(profile: str, machines: int, warm: int, periods: int, channels: int = C
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:6]))
+    main(sys.argv[1], *map(int, sys.argv[2:6]), *sys.argv[6:])  # type: ignore[arg-type]

@@ -3,9 +3,10 @@
     python -m benchmarks.pipeline_state realistic 100000 6 [--profile]
 
 Plays a fleet for some periods through the steps of the query: messages by shard (the source), shards of
-machines (decode, history, fleet state, packing), and the merge and the commit of results at the driver.
+machines (decode, history, fleet state, packing), the merge of their windows, and the results at the driver.
 Prints CPU time for each report, by step; the first two periods do not count.  ``--groups N`` sets the number
-of groups, for the merge of many of them; ``--profile`` prints where the time goes.
+of groups, for the merge of many of them, ``--shards N`` that of shards; ``--profile`` prints where the time
+goes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-import msgspec
+import pyarrow as pa
 
 from benchmarks import monitor_rows
 from muster.app.components import pipeline as driver
@@ -30,14 +31,14 @@ from muster.bus import api
 from muster.core import messages
 from muster.core.reports import columns
 from muster.pipeline.fleet import node_columns, rollups, state
-from muster.pipeline.history import data_files, rollup_rows, tables
-from muster.pipeline.job import query
+from muster.pipeline.history import tables
+from muster.pipeline.job import query, query_plan, window_rows
 from muster.pipeline.source import shard_keys
 from muster.simulate import fleet
 
 WARM = 2
 START_MS = 1_700_000_000_000
-SHARDS, PARTITIONS, SPLITS = 2, 2, 2  # as with two cores
+SPLITS = 2  # as with two cores
 
 
 @dataclass
@@ -61,11 +62,14 @@ class Stages:
 class OneProcess:
     """The query's steps, called directly."""
 
-    def __init__(self, folder: pathlib.Path, plan: state.FleetStatePlan) -> None:
+    def __init__(self, folder: pathlib.Path, plan: state.FleetStatePlan, shards: int) -> None:
         self.stages = Stages()
         self._folder = folder
         self._plan = plan
-        self._keys = shard_keys.keys(SHARDS, PARTITIONS)
+        self._keys = shard_keys.keys(shards, shards)
+        job = query_plan.QueryPlan(plan, (), str(folder), shards=shards, partitions=shards)
+        self._merging = job.merging("")
+        self.received_bytes = 0
         self._states: dict[int, tuple[str, bytes]] = {}
         self._names: dict[int, node_columns.NodeNames] = {}
         self._batch = 0
@@ -81,20 +85,28 @@ class OneProcess:
                     for row in batch.to_pylist():
                         by_shard[row["shard"]].append(row)
         outputs = [self._shard(key, rows) for key, rows in by_shard.items()]
-        with self.stages.step("results to the driver"):
-            sent = [msgspec.msgpack.encode(output) for output in outputs]
-            received = [msgspec.msgpack.decode(data, type=state.ShardOutput) for data in sent]
-        with self.stages.step("driver: merge"):
-            totals = rollups.scope_totals((closed for output in received for closed in output.closed), 10)
-        with self.stages.step("driver: rows of the history"):
-            if totals:
-                rows = rollup_rows.rows(totals)
-                data_files.write(str(self._folder), tables.GROUPS, rows, f"{self._batch}")
-        with self.stages.step("driver: reports"):
-            rollups.encoded_reports([many for many in totals if many.scope != "system"])
-            for many in totals:
-                if many.scope == "system":
-                    messages.encode(rollups.system_report(many, totals))
+        with self.stages.step("shard: windows by part"):
+            shares = [
+                row
+                for key, output in zip(self._keys, outputs, strict=True)
+                for row in window_rows.of_windows(output.closed, key, self._merging)
+            ]
+        with self.stages.step("executors: merge"):
+            received = []
+            for part in self._merging.parts:
+                chosen = [row for row in shares if row["part"] == part]
+                table = pa.Table.from_pylist(chosen, schema=window_rows.SCHEMA)
+                merge = window_rows.merger(self._merging, f"{self._batch}")
+                received += merge((pa.scalar(part),), table).to_pylist()
+        with self.stages.step("driver: results"):
+            parts = window_rows.read(received, self._merging).parts
+            system = rollups.scope_totals(share for part in parts for share in part.system)
+            totals = [*(many for part in parts for many in part.totals()), *system]
+            for _ in (report for part in parts for report in part.reports()):
+                pass
+            for many in system:
+                messages.encode(rollups.system_report(many, totals))
+        self.received_bytes = sum(len(row["data"]) for row in received)
         return len(totals)
 
     def state_bytes(self) -> int:
@@ -121,12 +133,12 @@ class OneProcess:
         return output
 
 
-def play(plan: fleet.FleetPlan, periods: int, *, profile: bool) -> None:
+def play(plan: fleet.FleetPlan, periods: int, *, shards: int, profile: bool) -> None:
     gc.set_threshold(driver.GC_OBJECTS, 20, 20)  # as in the driver
     made = fleet.VirtualFleet(plan, boot=1)
     profiler = cProfile.Profile()
     with tempfile.TemporaryDirectory() as folder:
-        process = OneProcess(pathlib.Path(folder), state.FleetStatePlan())
+        process = OneProcess(pathlib.Path(folder), state.FleetStatePlan(), shards)
         totals = stream_bytes = 0
         for tick in range(WARM + periods):
             if tick == WARM:
@@ -142,6 +154,7 @@ def play(plan: fleet.FleetPlan, periods: int, *, profile: bool) -> None:
     print(f"{plan.describe()}; {periods} periods, {totals:,} results a period")
     print("\n".join(process.stages.lines()))
     driver_s = sum(spent_s for name, spent_s in process.stages.spent_s.items() if name.startswith("driver"))
+    print(f"{'results to the driver':28} {process.received_bytes:8,} bytes")
     print(f"{'driver, for each result':28} {1e6 * driver_s / periods / max(1, totals):8.2f} µs")
     rows = plan.machines * (WARM + periods)
     print(f"{'a report in the stream':28} {stream_bytes / rows:8.0f} bytes")
@@ -177,12 +190,13 @@ def main() -> None:
     parser.add_argument("machines", type=int)
     parser.add_argument("periods", type=int)
     parser.add_argument("--groups", type=int)
+    parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--profile", action="store_true")
     given = parser.parse_args()
     plan = monitor_rows.plan(given.machines, given.kind)
     if given.groups:
         plan = replace(plan, groups=given.groups)
-    play(plan, given.periods, profile=given.profile)
+    play(plan, given.periods, shards=given.shards, profile=given.profile)
 
 
 if __name__ == "__main__":

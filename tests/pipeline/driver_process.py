@@ -15,5 +15,15 @@ def words(folder: Path, url: str, **settings: Any) -> list[str]:
     return ["run", "pipeline", "--home", str(folder), "--server", url, *options]
 
 
-def command(folder: Path, url: str, **settings: Any) -> list[str]:
-    return [sys.executable, "-m", "muster", *words(folder, url, **settings)]
+def command(folder: Path, url: str, *, merged_by: str = "driver", **settings: Any) -> list[str]:
+    """``merged_by``: who adds up groups: the driver, as in any small fleet, or executors."""
+    program = ["-m", "muster"] if merged_by == "driver" else ["-c", _BY_EXECUTORS]
+    return [sys.executable, *program, *words(folder, url, **settings)]
+
+
+_BY_EXECUTORS = """
+import runpy
+from muster.pipeline.job import window_rows
+window_rows.MERGED_BY_DRIVER = -1
+runpy.run_module("muster", run_name="__main__", alter_sys=True)
+"""

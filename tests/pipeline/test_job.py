@@ -19,7 +19,7 @@ from muster.monitor.channel import interpreters
 from muster.pipeline import client as pipeline_client
 from muster.pipeline import protocol, settings
 from muster.pipeline.history import delta, tables
-from muster.pipeline.job import query, service
+from muster.pipeline.job import query, service, window_rows
 from muster.testing.eventually import eventually
 from tests import disks
 from tests.pipeline import test_history, traffic
@@ -84,7 +84,12 @@ async def _answers(ask: pipeline_client.PipelineClient) -> bool:
         return False
 
 
-async def test_reports_become_system_reports_alerts_and_history(broker, spark, tmp_path):
+@pytest.mark.parametrize("merged_by", ["driver", "executors"])
+async def test_reports_become_system_reports_alerts_and_history(
+    broker, spark, tmp_path, monkeypatch, merged_by
+):
+    if merged_by == "executors":
+        monkeypatch.setattr(window_rows, "MERGED_BY_DRIVER", -1)
     at_ms = traffic.now_ms()
     web = [
         traffic.report(f"web-{n}", 1, at_ms, group="web", zone="z1", metrics={"cpu_percent": 30.0 * n})

@@ -38,11 +38,20 @@ async def counted(bus, root) -> int:
     return len(test_history.read(root))
 
 
-async def test_a_driver_that_is_killed_again_and_again_loses_and_doubles_nothing(broker, tmp_path):
+@pytest.mark.parametrize("merged_by", ["driver", "executors"])
+async def test_a_driver_that_is_killed_again_and_again_loses_and_doubles_nothing(broker, tmp_path, merged_by):
     rules = tmp_path / "rules.yaml"
     rules.write_text("rules:\n  - {name: there, scope: node, when: cpu_percent > 5}\n")
     command = driver_process.command(
-        tmp_path, broker.url, trigger_s=1.0, window_s=2.0, delay_s=2.0, shards=4, operators="*", rules=rules
+        tmp_path,
+        broker.url,
+        merged_by=merged_by,
+        trigger_s=1.0,
+        window_s=2.0,
+        delay_s=2.0,
+        shards=4,
+        operators="*",
+        rules=rules,
     )
     root = tmp_path / "history"
     await traffic.store(broker.url)

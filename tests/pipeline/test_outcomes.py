@@ -13,7 +13,7 @@ from muster.pipeline import protocol, settings
 from muster.pipeline.alerts import notifications, tracker
 from muster.pipeline.fleet import state
 from muster.pipeline.history import search
-from muster.pipeline.job import batch_commit
+from muster.pipeline.job import batch_commit, window_rows
 from muster.testing.eventually import eventually
 from tests.pipeline import test_history, traffic
 
@@ -155,7 +155,7 @@ async def test_a_contact_that_does_not_accept_notifications_raises_an_alert(brok
 
         async def commit(number: int, at_ms: int) -> set[tuple[str, str]]:
             outputs = [state.ShardOutput(clock_ms=at_ms)]
-            await asyncio.to_thread(committer.commit, number, outputs, {})
+            await asyncio.to_thread(committer.commit, number, window_rows.BatchRows(outputs))
             return {(alert.rule, alert.state.value) for alert in committer.alert_tracker.alerts()}
 
         await committer._finish(1, DOWN, 1000, [], {}, 0)

@@ -9,7 +9,7 @@ from muster.pipeline import protocol
 from muster.pipeline.alerts import rules
 from muster.pipeline.fleet import state
 from muster.pipeline.history import tables
-from muster.pipeline.job import query
+from muster.pipeline.job import query, window_rows
 from muster.pipeline.source import shard_keys
 
 TEXT = (Path(__file__).parents[2] / "docs" / "reference" / "pipeline.md").read_text()
@@ -36,8 +36,8 @@ def test_every_reason_and_every_folder_is_named():
         state.LATE,
         state.DUPLICATED,
         query.HISTORY_LOST,
-        query.HISTORY_FULL,
-        query.HISTORY_FAILED,
+        window_rows.HISTORY_FULL,
+        window_rows.HISTORY_FAILED,
         state.TRUNCATED,
         state.UNGROUPED,
         shard_keys.LOST,

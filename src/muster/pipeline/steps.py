@@ -12,8 +12,9 @@ them: the history has them, groups, zones and the system have their count, mean,
 rules use them as ``own.NAME``.  A metric that a report has already is replaced, also a standard one.  NaN
 means: not measured.
 
-``groups`` gets the closed windows as rows of the table `groups`, and returns metrics of these.  Rules about
-groups, zones and the system use them as ``own.NAME_mean``.
+``groups`` gets closed windows as rows of the table `groups`, and returns metrics of these.  One call has all
+windows of a group or zone in a batch, but not always all groups; the system comes in a call of its own.
+Rules about groups, zones and the system use them as ``own.NAME_mean``.
 
 A module with ``MEMORY = {"name": 0.0, …}`` has numbers for each machine: ``reports(rows, memory)`` also gets
 an array of each, with a value for each row, and may assign new ones.  Then a call has at most one report of a

@@ -297,6 +297,17 @@ class CellTable:
                 kept = moved[machines] >= 0
                 parts[number] = (row[kept], values[kept], moved[machines[kept]])
 
+    def in_short(self) -> CellTable:
+        """A table of the same rows without histograms and rankings."""
+        table = CellTable()
+        for name in ("_words", "_extra", "dropped", "merged", *_ARRAYS):
+            setattr(table, name, getattr(self, name))
+        return table
+
+    def set_figures(self, figures: Floats) -> None:
+        """As of `figures`, for a table without histograms."""
+        self._figures = figures
+
     def ranks_only(self) -> CellTable:
         """A table of the same rows that has only the rankings."""
         table = CellTable(len(self))

@@ -1,4 +1,4 @@
-"""Reports of groups, zones and the system, computed by the driver and evaluated by the rules. Pure.
+"""Reports of groups, zones and the system, and the rules about them. Pure.
 
 All shards close a window in the same batch, because they receive the same clock.  So a group is the sum of
 the shares of all shards in one batch, and the system is the sum of the groups.  Only the baselines of anomaly
@@ -80,7 +80,7 @@ def scope_totals(closed: Iterable[state.ClosedWindow], top: int = 10) -> list[Sc
             figures[:, rows] += np.array([part.known, part.stale, [not part.gone] * len(rows)], np.int64)
         # Only the last of several windows has the shares of shards without reports.
         newest, counted = latest.setdefault(scope, (names, figures))
-        if newest is not names:
+        if newest is not names and scope in state.SCOPES:  # shares of the system are sums already
             places = np.array([newest.get(name, -1) for name in names], np.int64)
             figures[:2, places >= 0] = counted[:2, places[places >= 0]]
         totals += _listed(scope, (from_ms, width_ms), list(names), table, figures, top)

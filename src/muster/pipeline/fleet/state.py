@@ -4,8 +4,8 @@ The machines of the fleet are divided into shards by a hash of their names (`sha
 of equal size whatever the groups are, and a machine stays in its shard when it moves to another group or
 zone.  A shard is one key of Spark's state store: one `FleetState` that is read, updated with the messages of
 a micro-batch, advanced to the clock of the batch, and written back.  Each machine has a few numbers
-(`node_columns`); each open window has a cell for each group and each zone (`cells`).  The driver adds up the
-cells of all shards (`rollups`).
+(`node_columns`); each open window has a cell for each group and each zone (`cells`).  The cells
+of all shards are added up later (`merged`).
 
 **Time.**  There are two clocks.  A report has the time at which it was made (event time), and the broker
 records when it was stored (`stored_ms`).  A machine cannot falsify the latter, and it does not change when a

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent import futures
 from typing import NamedTuple
+
+import pyarrow as pa
 
 from muster.bus import api
 from muster.core import errors, messages
@@ -24,9 +27,9 @@ from muster.core.telemetry import log
 from muster.pipeline import protocol, steps
 from muster.pipeline import settings as settings_
 from muster.pipeline.alerts import notifications, rule_file, rules, tracker
-from muster.pipeline.fleet import rollups, state
+from muster.pipeline.fleet import merged, rollups
 from muster.pipeline.history import rollup_rows, tables
-from muster.pipeline.job import commit_state, history_writer, query
+from muster.pipeline.job import commit_state, history_writer, query, window_rows
 from muster.pipeline.job.driver import driver_lease, fenced_stream
 from muster.pipeline.source import shard_keys
 
@@ -176,11 +179,13 @@ class BatchCommitter:
         """Remove the alert state of earlier drivers, when this one has saved its own."""
         self._store.remove_before()
 
-    def commit(self, number: int, outputs: list[state.ShardOutput], counts: dict[str, int]) -> None:
+    def commit(self, number: int, received: window_rows.BatchRows) -> None:
         self._authority.check()
-        totals = rollups.scope_totals((window for output in outputs for window in output.closed), self._top)
-        faults = {step: why for output in outputs for step, why in output.faults.items()}
-        faults |= steps.extend_groups(self._steps, [many for many in totals if not many.gone])
+        outputs, parts, counts = received.outputs, received.parts, received.counts()
+        system = rollups.scope_totals((share for part in parts for share in part.system), self._top)
+        faults = received.faults()
+        faults |= steps.extend_groups(self._steps, system)
+        totals = [*(many for part in parts for many in part.totals()), *system]
         on = asyncio.run_coroutine_threadsafe(self._on(), self._loop).result()
         verdicts = [
             *rollups.node_verdicts(change for output in outputs for change in output.changes),
@@ -192,10 +197,10 @@ class BatchCommitter:
         totals = [many for many in totals if not many.gone]
         # Arrow writes files and brokers store reports while Python encodes the next ones.
         with futures.ThreadPoolExecutor(1, "history") as pool:
-            writing = pool.submit(self._write_history, number, outputs, totals, counts)
+            writing = pool.submit(self._write_history, number, received, system, counts)
             made: list[EncodedReport] = []
             publishing = []
-            for encoded in self._reports(totals):
+            for encoded in self._reports(parts, system, totals):
                 publishing.append(asyncio.run_coroutine_threadsafe(self._publish(encoded), self._loop))
                 made += encoded
             writing.result()
@@ -233,11 +238,12 @@ class BatchCommitter:
     def _write_history(
         self,
         number: int,
-        outputs: list[state.ShardOutput],
-        totals: list[rollups.ScopeTotals],
+        received: window_rows.BatchRows,
+        system: list[rollups.ScopeTotals],
         counts: dict[str, int],
     ) -> None:
-        """Commit the files of the executors, and the rows of groups, zones and the system."""
+        """Commit the files of the executors, and the rows of the system."""
+        outputs = received.outputs
         files = [file for output in outputs for file in output.files]
         positions = {
             name: position
@@ -258,16 +264,21 @@ class BatchCommitter:
             raise
         except (errors.MusterError, OSError) as error:
             self._count_failure(error, counts, query.HISTORY_LOST, sum(file.rows for file in files))
+        files = [file for part in received.parts for file in part.files]
+        rows = [] if received.rows is None else [received.rows]
+        if system:
+            rows.append(rollup_rows.rows(system))
         try:
-            if totals:
-                self._history.write(tables.GROUPS, number, rollup_rows.rows(totals))
+            if files or rows:
+                self._history.write(tables.GROUPS, number, pa.concat_tables(rows), files)
         except errors.StaleEpoch:
             raise
         except (errors.MusterError, OSError) as error:
-            self._count_failure(error, counts, "rollups-not-in-history", len(totals))
+            missing = sum(table.num_rows for table in rows) + sum(file.rows for file in files)
+            self._count_failure(error, counts, window_rows.NOT_STORED, missing)
 
     def _count_failure(self, error: Exception, counts: dict[str, int], reason: str, rows: int) -> None:
-        for name, number in ((reason, rows), (query.explain_failure(error), 1)):
+        for name, number in ((reason, rows), (window_rows.explain_failure(error), 1)):
             counts[name] = counts.get(name, 0) + number
         self._log.error("history-not-written", error=error)
 
@@ -303,26 +314,22 @@ class BatchCommitter:
     async def _on(self) -> frozenset[tuple[str, str]]:
         return self.alert_tracker.on()
 
-    def _reports(self, totals: list[rollups.ScopeTotals]) -> Iterator[list[EncodedReport]]:
-        """In parts: some are published while the next ones are encoded."""
-        listed = [many for many in totals if many.scope in state.SCOPES]
-        for start in range(0, len(listed), REPORTS_AT_ONCE):
-            part = listed[start : start + REPORTS_AT_ONCE]
-            yield [
-                self._outgoing(many.scope, many.name, data, many.to_ms)
-                if len(data) <= messages.MAX_BYTES
-                else self._encoded(many.scope, many.name, rollups.group_report(many))
-                for many, data in zip(part, rollups.encoded_reports(part), strict=True)
-            ]
+    def _reports(
+        self,
+        parts: list[merged.MergedPart],
+        system: list[rollups.ScopeTotals],
+        totals: list[rollups.ScopeTotals],
+    ) -> Iterator[list[EncodedReport]]:
+        """In portions: some are published while the next ones are prepared."""
+        reports = (report for part in parts for report in part.reports())
+        while portion := [self._outgoing(*report) for report in itertools.islice(reports, REPORTS_AT_ONCE)]:
+            yield portion
         made: list[Report] = []
-        for many in totals:
-            if many.scope == "system":
-                groups = [
-                    other for other in listed if other.scope == "group" and other.from_ms == many.from_ms
-                ]
-                made.append(("system", "", rollups.system_report(many, groups)))
-                if many.top:
-                    made.append(("top", "", rollups.top_nodes(many)))
+        for many in system:
+            groups = [other for other in totals if other.scope == "group" and other.from_ms == many.from_ms]
+            made.append(("system", "", rollups.system_report(many, groups)))
+            if many.top:
+                made.append(("top", "", rollups.top_nodes(many)))
         if made:
             yield [self._encoded(*report) for report in made]
 
@@ -356,11 +363,14 @@ class BatchCommitter:
     def _encoded(self, scope: str, name: str, message: messages.WireMessage) -> EncodedReport:
         at_ms = message.at_ms if isinstance(message, protocol.RemovedMachines) else message.to_ms  # type: ignore[attr-defined]
         try:
-            return self._outgoing(scope, name, messages.encode(message), at_ms)
+            return self._outgoing(scope, name, at_ms, messages.encode(message))
         except errors.LimitExceeded:
             return EncodedReport(scope, name, b"", None)
 
-    def _outgoing(self, scope: str, name: str, data: bytes, at_ms: int) -> EncodedReport:
+    def _outgoing(self, scope: str, name: str, at_ms: int, data: bytes) -> EncodedReport:
+        """``data``: empty if it is too large."""
+        if not data:
+            return EncodedReport(scope, name, data, None)
         try:
             subject = columns.result_subject(self.bus.identity, scope, name)
         except errors.InvalidInput:
@@ -489,5 +499,5 @@ def _removed_messages(number: int, machines: list[str], at_ms: int) -> list[Repo
 
 
 def _about_history(counts: Mapping[str, int], clock_ms: int) -> tracker.RuleVerdict:
-    missing = sum(counts.get(name, 0) for name in (query.HISTORY_LOST, "rollups-not-in-history"))
+    missing = sum(counts.get(name, 0) for name in (query.HISTORY_LOST, window_rows.NOT_STORED))
     return tracker.RuleVerdict(HISTORY.name, "pipeline", missing > 0, clock_ms, float(missing))

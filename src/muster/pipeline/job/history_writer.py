@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -28,15 +28,17 @@ class HistoryWriter:
     ) -> bool:
         return self._table(name).commit(files, (self._run, batch), positions, epoch=self._epoch)
 
-    def write(self, name: str, batch: int, rows: pa.Table) -> None:
-        """Write and commit rows, unless the table has this batch already."""
+    def write(
+        self, name: str, batch: int, rows: pa.Table, others: Sequence[data_files.DataFile] = ()
+    ) -> None:
+        """Write rows and commit them with other files, unless the table has this batch already."""
         table = self._table(name)
         table.refresh()
         last = table.transaction_version(self._run)
         if last is None or last < batch:
             stem = f"{self._run}-{self._epoch}-{batch}"
-            written = data_files.write(self._root, name, rows, stem).files
-            table.commit(written, (self._run, batch), epoch=self._epoch)
+            written = data_files.write(self._root, name, rows, stem).files if rows.num_rows else []
+            table.commit([*others, *written], (self._run, batch), epoch=self._epoch)
 
     def has(self, name: str, run: str, batch: int) -> bool:
         """Whether the batch of a run is in the table."""

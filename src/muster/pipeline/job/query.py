@@ -1,13 +1,15 @@
 """The Spark query from the streams of reports to results.
 
-    streams ──> messages by shard ──> shard of machines: history, fleet state ──> the driver
-                  in the source           transformWithState
+    streams ──> messages by shard ──> shard of machines: ──> groups by name ──> the driver
+                  in the source       history, fleet state      merged
+                                       transformWithState    applyInArrow
 
 Reports pass through Spark as Arrow inside one binary value, so a row of Spark is some thousand reports.
 Single reports are processed in columns, in Spark's Python workers: the task that has the state of a shard
 decodes its messages, writes them to the history, aggregates them and evaluates the node rules
-(`muster.pipeline.fleet`).  The driver receives the cells of groups and zones, adds up those of all shards,
-and commits them (`batch_commit`).
+(`muster.pipeline.fleet`).  Closed windows of groups and zones are rows again, which Spark groups by name and
+executors merge (`window_rows`).  The driver commits what shards and executors have written, publishes the
+reports and tracks the alerts (`batch_commit`).
 
 An invalid message never fails the query: it is counted by reason.
 """
@@ -26,8 +28,8 @@ from muster.core import errors
 from muster.core.reports import columns
 from muster.pipeline import protocol, steps
 from muster.pipeline.fleet import blocks, node_columns, removal, shard_division, state
-from muster.pipeline.history import data_files, storage, tables
-from muster.pipeline.job import query_plan, state_transfer
+from muster.pipeline.history import data_files, tables
+from muster.pipeline.job import query_plan, state_transfer, window_rows
 from muster.pipeline.job.driver import state_files
 from muster.pipeline.source import piece_files, shard_keys
 
@@ -36,18 +38,14 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 QUERY_NAME = "fleet"
-#: Of a shard: its `state.ShardOutput`, or a file that has it; and figures for those who watch the query.
-SUMMED = ("reports", "late", "repeated", "future", "machines")
-OUTPUT = f"shard int, data binary, file string, {' bigint, '.join(SUMMED)} bigint, lag_ms bigint"
 WORK = "read the streams, divide reports by shard; history, state and rules of {} shards"
 BATCH_PROPERTY = "streaming.sql.batchId"  # the number of the micro-batch, a property of each task
 
 HISTORY_LOST = "not-in-history"  # reports
-HISTORY_FULL, HISTORY_FAILED = "history-full", "history-failed"  # times
 CPU = "cpu-us "  # prefix of the counters of CPU time
 
 
-CommitBatch = Callable[[int, list[state.ShardOutput], dict[str, int]], None]
+CommitBatch = Callable[[int, window_rows.BatchRows], None]
 
 
 def start(
@@ -55,10 +53,11 @@ def start(
 ) -> StreamingQuery:
     """Run until stopped, a batch every ``trigger_s``; None: process the available messages, then end.
 
-    ``commit`` receives the number of the batch, the outputs of the shards and the counters; when it returns,
-    the batch is done.  It may receive the same batch again after a crash.
+    ``commit`` receives the number of the batch and what shards and executors did; when it returns, the batch
+    is done.  It may receive the same batch again after a crash.
     """
     from pyspark.sql import functions
+    from pyspark.sql.pandas.types import from_arrow_schema
 
     keys = shard_keys.keys(job.shards, job.partitions)
     folder = piece_files.folder(spark)
@@ -89,17 +88,28 @@ def start(
     if job.transferred is not None:
         parts = state_transfer.initial_state(spark, *job.transferred, job.plan, keys)
         before = parts.groupBy("shard")
+    merging = job.merging(folder)
     frame = stream.groupBy("shard").transformWithState(
-        processor(job, folder), OUTPUT, outputMode="Append", timeMode="None", initialState=before
+        processor(job, merging),
+        from_arrow_schema(window_rows.SCHEMA),
+        outputMode="Append",
+        timeMode="None",
+        initialState=before,
     )
 
-    summed = [functions.sum(name).alias(name) for name in SUMMED]
+    summed = [functions.sum(name).alias(name) for name in window_rows.SUMMED]
     frame = frame.observe(QUERY_NAME, *summed, functions.max("lag_ms").alias("lag_ms"))
     work = WORK.format(job.shards)
+    shares = 0  # of groups, in the last batch that closed windows
 
     def commit_batch(batch: DataFrame, number: int) -> None:
+        nonlocal shares
         spark.sparkContext.setJobDescription(f"{QUERY_NAME}, batch {job.first + number}: {work}")
-        _commit_batch(batch, job.first + number, commit)
+        if shares > window_rows.MERGED_BY_DRIVER:
+            batch = window_rows.merge_parts(batch, merging, job.stem(job.first + number, "groups"))
+        received = window_rows.read(batch.collect(), merging)
+        shares = received.shares() or shares
+        commit(job.first + number, received)
         if files is not None:
             state_files.remove_former(files)
 
@@ -128,24 +138,6 @@ def poll(query: StreamingQuery) -> tuple[bool, Any]:
         error = query.exception()
         return False, str(error) if error else ""
     return True, query.lastProgress
-
-
-def _commit_batch(frame: DataFrame, number: int, commit: CommitBatch) -> None:
-    decoder = msgspec.msgpack.Decoder(state.ShardOutput)
-    outputs = [
-        decoder.decode(piece_files.take_bytes(row["file"]) if row["file"] else row["data"])
-        for row in frame.collect()
-    ]
-    counts: dict[str, int] = {}
-    for output in outputs:
-        for reason, count in output.counts.items():
-            counts[reason] = counts.get(reason, 0) + count
-    commit(number, outputs, counts)
-
-
-def explain_failure(error: Exception) -> str:
-    """The counter of a failed write to the history."""
-    return HISTORY_FULL if isinstance(error, storage.HistoryFull) else HISTORY_FAILED
 
 
 class ShardProcessor:
@@ -213,7 +205,7 @@ class ShardProcessor:
             self._count(HISTORY_LOST, written.rejected)
         except (errors.MusterError, OSError) as error:
             self._count(HISTORY_LOST, table.num_rows)
-            self._count(explain_failure(error), 1)
+            self._count(window_rows.explain_failure(error), 1)
         self._spent("history")
 
     def feed(
@@ -249,8 +241,8 @@ class ShardProcessor:
 _NAMES: dict[tuple[str, int, int], node_columns.NodeNames] = {}
 
 
-def processor(job: query_plan.QueryPlan, folder: str) -> Any:
-    """The stateful step. A function, because its base class needs Spark. ``folder``: see `piece_files`."""
+def processor(job: query_plan.QueryPlan, merging: window_rows.MergePlan) -> Any:
+    """The stateful step. A function, because its base class needs Spark."""
     files = state_files.folder_of(job.checkpoint)
     from pyspark import TaskContext
     from pyspark.sql import Row
@@ -275,7 +267,7 @@ def processor(job: query_plan.QueryPlan, folder: str) -> Any:
             processor_ = ShardProcessor(known)
             pieces, summaries = processor_.open(rows)
             pieces = processor_.run_steps(job.steps, pieces)
-            processor_.write_history(pieces, job.history, self._stem(key[0]))
+            processor_.write_history(pieces, job.history, job.stem(job.first + self._batch(), key[0]))
             output = processor_.feed(pieces, summaries)
             started = time.process_time()
             names = known.nodes.names
@@ -284,18 +276,21 @@ def processor(job: query_plan.QueryPlan, folder: str) -> Any:
                 self._names.update((names.pack(),))
             _NAMES[shard] = names
             output.count(f"{CPU}state", int((time.process_time() - started) * 1e6))
-            data = msgspec.msgpack.encode(output)
+            closed, output.closed = output.closed, []
             yield Row(
+                kind=window_rows.SHARD,
+                part=merging.parts[0],
                 shard=key[0],
-                data=None if folder else data,
-                file=piece_files.write_bytes(folder, data) if folder else None,
                 reports=output.counts.get("rows", 0),
                 late=output.counts.get(state.LATE, 0),
                 repeated=output.counts.get(state.DUPLICATED, 0),
                 future=output.counts.get(state.FUTURE, 0),
                 machines=output.machines,
                 lag_ms=max(0, int(time.time() * 1000) - output.clock_ms),
+                **window_rows.content(merging.folder, msgspec.msgpack.encode(output)),
             )
+            for row in window_rows.of_windows(closed, key[0], merging):
+                yield Row(**row)
 
         def _store(self, shard: int, known: state.FleetState) -> int:
             """Store the state; how many bytes of it are not in Spark's state."""
@@ -326,9 +321,6 @@ def processor(job: query_plan.QueryPlan, folder: str) -> Any:
             task = TaskContext.get()
             assert task is not None
             return int(task.getLocalProperty(BATCH_PROPERTY) or 0)
-
-        def _stem(self, shard: int) -> str:
-            return f"{job.run}-{job.epoch}-{job.first + self._batch()}-{shard}"
 
         def close(self) -> None:
             pass

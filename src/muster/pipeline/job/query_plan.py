@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,8 @@ from muster.pipeline import settings as settings_
 from muster.pipeline import steps
 from muster.pipeline.alerts import rules
 from muster.pipeline.fleet import state
+from muster.pipeline.job import window_rows
+from muster.pipeline.source import shard_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,18 @@ class QueryPlan:
     steps: tuple[steps.StepCode, ...] = ()
     after: tuple[int, ...] = (0, 0)  # where a new checkpoint starts in each stream; -1: at the end
     until: tuple[int, ...] = (0, 0)  # where its first batch ends; 0: anywhere
+
+    def stem(self, batch: int, place: object) -> str:
+        """The beginning of the names of data files that a batch writes."""
+        return f"{self.run}-{self.epoch}-{batch}-{place}"
+
+    def merging(self, folder: str) -> window_rows.MergePlan:
+        """``folder``: see `piece_files`. Each shard has a row for each part, so there are fewer parts than
+        partitions."""
+        parts = max(1, math.isqrt(self.partitions))
+        return window_rows.MergePlan(
+            shard_keys.keys(parts, self.partitions), self.plan.top, self.steps, self.history, folder
+        )
 
 
 def from_settings(

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import markers
+from muster.cli import main
 from tests.faults import table as faults
 from tests.fuzz import result as fuzz
 from tests.soak import result as soak
@@ -43,7 +44,8 @@ PAGES = {
 }
 #: Pages made from the code, by their path.
 GENERATED: dict[str, Callable[[], str]] = {
-    "reference/cli.md": cli.render_page,
+    "reference/cli.md": cli.render_overview,
+    **{cli.page_of(name): functools.partial(cli.render_command, name) for name in main.COMMANDS},
     "reference/manifest.md": file_formats.render_page,
     "reference/rest.md": rest.render_page,
     "reference/settings.md": settings.render_page,
@@ -107,6 +109,26 @@ def rewritten(markdown: str, uri: str) -> str:
         return posixpath.relpath(uri_of(path), posixpath.dirname(uri)) + (match[2] or "")
 
     return LINK.sub(replace, markdown)
+
+
+def on_config(config: Any) -> Any:
+    """List the pages of the commands in the navigation."""
+    config["nav"] = navigation(config["nav"])
+    return config
+
+
+def navigation(nav: list[Any]) -> list[Any]:
+    """As it is stored, with the pages of the commands below their overview."""
+    made: list[Any] = []
+    for entry in nav:
+        ((title, value),) = entry.items() if isinstance(entry, dict) else [("", entry)]
+        if value == "reference/cli.md":
+            sections = [{section: list(pages)} for section, pages in cli.pages().items()]
+            value = [value, *sections]
+        elif isinstance(value, list):
+            value = navigation(value)
+        made.append({title: value} if title else value)
+    return made
 
 
 def on_files(files: Files, config: Any, **_: object) -> Files:

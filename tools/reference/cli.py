@@ -1,4 +1,4 @@
-"""Generates the reference page of the ``muster`` command."""
+"""Generates the reference pages of the ``muster`` command: an overview, and a page for each command."""
 
 from __future__ import annotations
 
@@ -58,6 +58,18 @@ MEANINGS = {
 }
 
 
+def page_of(name: str) -> str:
+    return f"reference/cli/{name}.md"
+
+
+def pages() -> dict[str, list[str]]:
+    """The pages of commands, by section."""
+    sections: dict[str, list[str]] = {}
+    for name, entry in main.COMMANDS.items():
+        sections.setdefault(entry.section, []).append(page_of(name))
+    return sections
+
+
 def walk(
     command: click.Command = main.muster, name: str = "muster", parent: click.Context | None = None
 ) -> Iterator[click.Context]:
@@ -85,13 +97,28 @@ def exit_codes() -> dict[int, list[type[errors.MusterError]]]:
     return codes
 
 
-def render_page() -> str:
+def render_overview() -> str:
     lines = [_HEAD, "## Exit codes", "", "| code | meaning | errors (`code` in JSON) |", "|---|---|---|"]
     codes = {0: [], **exit_codes(), main.INTERRUPTED: []}
     for code, kinds in sorted(codes.items()):
         names = ", ".join(dict.fromkeys(f"`{kind.code}`" for kind in kinds))  # some share a code
         lines.append(f"| {code} | {MEANINGS[code]} | {names} |")
-    lines.append("")
-    for context in walk():
-        lines += [f"## `{context.command_path}`", "", "```text", context.get_help(), "```", ""]
+    section = ""
+    for name, entry in main.COMMANDS.items():
+        if entry.section != section:
+            section = entry.section
+            lines += ["", f"## {section}", "", "| command | purpose |", "|---|---|"]
+        lines.append(f"| [`muster {name}`](cli/{name}.md) | {entry.summary} |")
+    return "\n".join([*lines, ""])
+
+
+def render_command(name: str) -> str:
+    """A page with a command and all below it."""
+    parent = next(walk())
+    command = main.muster.get_command(parent, name)
+    assert command is not None
+    lines = []
+    for context in walk(command, name, parent):
+        heading = "##" if lines else "#"
+        lines += [f"{heading} `{context.command_path}`", "", "```text", context.get_help(), "```", ""]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The documentation site: pages are in the navigation, links hold, the reference is complete, and a search finds the page."""
+"""The documentation site: navigation, links, the reference, and what a search finds."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ STORED = [path.relative_to(site.DOCS).as_posix() for path in site.DOCS.rglob("*.
 URIS = sorted([*site.PAGES, *site.GENERATED, *STORED])
 #: What people look for, and the page that they have to find.
 SEARCHES = {
+    "unit test": "guides/testing.html",
     "redelivery": "guides/retry.html",
     "rolling update": "guides/updates.html",
     "muster apply": "reference/cli/apply.html",

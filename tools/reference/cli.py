@@ -117,7 +117,7 @@ def render_command(name: str) -> str:
     parent = next(walk())
     command = main.muster.get_command(parent, name)
     assert command is not None
-    lines = []
+    lines: list[str] = []
     for context in walk(command, name, parent):
         heading = "##" if lines else "#"
         lines += [f"{heading} `{context.command_path}`", "", "```text", context.get_help(), "```", ""]

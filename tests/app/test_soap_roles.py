@@ -65,7 +65,7 @@ CONTEXT = {
 }
 _READS, _WRITES, _OF_OPERATOR = "yyyyy", "-xyxy", "-xxxy"
 UDDI = {
-    **dict.fromkeys(uddi_schema.PORTS["Inquiry"], _READS),
+    **dict.fromkeys(uddi_schema.ports()["Inquiry"], _READS),
     **dict.fromkeys(("save_business", "save_service", "save_tModel"), _WRITES),
     "save_binding": _OF_OPERATOR,  # into the operator's service
     **{f"delete_{kind}": _OF_OPERATOR for kind in ("business", "service", "binding", "tModel")},
@@ -159,7 +159,7 @@ class Soap:
 
     async def uddi(self, operation: str, role: str) -> httpx.Response:
         body, attributes = self._message(operation, role)
-        needs = operation not in uddi_schema.PORTS["Inquiry"] and operation != "get_authToken"
+        needs = operation not in uddi_schema.ports()["Inquiry"] and operation != "get_authToken"
         token = f"<authInfo>{self.tokens.get(role, '')}</authInfo>" if needs else ""
         if operation == "discard_authToken" and role != "anonymous":
             token = f"<authInfo>{await self.token(role)}</authInfo>"
@@ -331,4 +331,4 @@ def test_the_tables_have_every_operation():
     made = endpoint.WsManEndpoint(None)  # type: ignore[arg-type]
     assert {*made._reads, *made._changes} == set(WSMAN) - {"Identify", f"{P}/restart"}
     assert {*context_schema.SERVICE, *context_schema.MANAGER} == set(CONTEXT)
-    assert {name for port in uddi_schema.PORTS.values() for name in port} == set(UDDI)
+    assert {name for port in uddi_schema.ports().values() for name in port} == set(UDDI)

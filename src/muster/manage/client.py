@@ -543,6 +543,32 @@ class ManageClient:
         """What each update has changed in the resources of a group, oldest first."""
         return [row async for row in self._pages(rows.RevisionRow, "revisions", group=group)]
 
+    # Jobs
+
+    async def jobs(self) -> list[rows.JobRow]:
+        return [row async for row in self._pages(rows.JobRow, "jobs")]
+
+    async def job_runs(self, name: str = "") -> list[rows.JobRunRow]:
+        """The ended runs of a job, or of all jobs, oldest first."""
+        return [row async for row in self._pages(rows.JobRunRow, protocol.JOB_RUNS, name=name)]
+
+    async def run_job(self, name: str) -> rows.JobStart:
+        """Start a run now. `wait_run` waits for its end."""
+        return await self._request(rows.JobStart, "job-run", name=name)
+
+    async def wait_run(self, run: rows.JobStart, *, timeout_s: float | None = None) -> rows.JobRunRow:
+        """The run when it has ended, whichever way."""
+        found: list[rows.JobRunRow] = []
+
+        async def look() -> bool:
+            nonlocal found
+            ended = await self.job_runs(run.job)
+            found = [row for row in ended if (row.resource, row.generation) == (run.resource, run.generation)]
+            return bool(found)
+
+        await self._poll(look, timeout_s, lambda: f"{run.resource} has not ended")
+        return found[0]
+
     # Secrets
 
     async def set_secret(self, name: str, value: str) -> rows.SecretRow:

@@ -250,6 +250,9 @@ def specification(
         )
         if restart.policy == "always":
             restart = msgspec.structs.replace(restart, policy=policy)
+    where = entry.where or ""
+    if entry.schedule is not None and entry.agent is not None:
+        where = f"agent = '{entry.agent}'"
     return protocol.ResourceSpec(
         name=name,
         type=entry.type,
@@ -267,7 +270,7 @@ def specification(
         hooks=entry.hooks,
         job=entry.job or (protocol.JobPolicy() if entry.schedule else None),
         schedule=entry.schedule,
-        where=(entry.where or "") if entry.reschedule else "",
+        where=where if entry.reschedule or entry.schedule else "",
         template=template,
         entry=entry.name if index else "",
         index=index,

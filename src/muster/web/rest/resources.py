@@ -155,6 +155,18 @@ router.operation("GET /summary", operations.SUMMARY)
 router.operation("GET /managers", operations.MANAGERS, key=("name",))
 router.operation("GET /agents", operations.AGENTS, key=("name",))
 router.operation("GET /rollouts", operations.ROLLOUTS, key=("id",))
+router.operation("GET /jobs", operations.JOBS, key=("name",))
+
+
+@router.of("GET /jobs/{name}/runs", operations.JOB_RUNS.help)
+async def job_runs(call: request_state.Call, name: base.ResourceName) -> list[rows.JobRunRow]:
+    async def act(bus: Any) -> list[rows.JobRunRow]:
+        return await client.ManageClient(bus).job_runs(name)
+
+    return await call.run("logs", name, act, touches="manage")
+
+
+router.operation("POST /jobs/{name}/runs", operations.RUN_JOB, name=base.ResourceName)
 
 
 # Brokers

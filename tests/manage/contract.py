@@ -184,7 +184,7 @@ class AdapterContract:
     async def test_commands_run_inside_it(self, host, config):
         await self.do(host, "create", config=config)
         script = "read word; echo got $word; echo bad >&2; exit 3"
-        begin = {"type": "begin", "command": ["sh", "-c", script]}
+        begin: dict[str, Any] = {"type": "begin", "command": ["sh", "-c", script]}
         begun = await self.do(host, "shell", operation="ann/1", arguments=begin)
         if not self.runs_commands:
             assert "no commands can be run inside" in begun.reason

@@ -19,7 +19,7 @@ import contextlib
 import functools
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -210,7 +210,7 @@ class ManageClient:
         since_s: float | None = None,
         follow: bool = False,
         note: Callable[[str], None] = lambda _: None,
-    ) -> AsyncIterator[rows.LogLine]:
+    ) -> AsyncGenerator[rows.LogLine]:
         """The last ``lines`` of each log, or of what was written within ``since_s``; None: all that is kept.
 
         ``follow``: then what is written later, also by resources that match ``where`` later, until the

@@ -203,6 +203,13 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True):
     line: str
 
 
+class MergedLog(msgspec.Struct, frozen=True, kw_only=True):
+    """The lines of several logs. ``notes``: why some are missing."""
+
+    lines: list[LogLine]
+    notes: list[str] = []
+
+
 class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An operation on many resources, in batches. ``errors_max``: more failures stop the rollout.
 

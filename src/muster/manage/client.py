@@ -686,7 +686,9 @@ def _convert(result: Any, kind: type[T]) -> T:
 
 async def _entries(text: str) -> list[Any]:
     """The entries of a manifest. A thousand of them take a second to read, hence in a thread."""
-    entries = await asyncio.to_thread(manifest.read, text, plugins.config_validators(), plugins.can_move)
+    entries = await asyncio.to_thread(
+        manifest.read, text, plugins.config_validators(), plugins.can_move, plugins.has_hooks
+    )
     result: list[Any] = msgspec.to_builtins(entries)
     return result
 

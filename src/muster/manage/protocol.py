@@ -127,6 +127,7 @@ class Operation(messages.WireMessage, frozen=True, kw_only=True, tag="operation/
     generation: messages.Count = 0  # of the desired state that it applies; 0: none
     #: For a creation: of its `ReschedulePolicy`. The agent stops it if it cannot renew; 0: it never moves.
     stop_after_s: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 0.0
+    hooks: Hooks | None = None  # for a creation or change
 
 
 class OperationResult(messages.WireMessage, frozen=True, kw_only=True, tag="answer/1", omit_defaults=True):

@@ -87,7 +87,7 @@ def divided(closed: Iterable[state.ClosedWindow], parts: int) -> Iterator[tuple[
             yield 0, window
             continue
         part = shards.shards_of(pa.array(window.names, pa.string()), parts)
-        table = cells.CellTable.unpack(window.cells)
+        table = window.table()
         names, known, stale = (
             np.array(values, object) for values in (window.names, window.known, window.stale)
         )
@@ -100,7 +100,7 @@ def divided(closed: Iterable[state.ClosedWindow], parts: int) -> Iterator[tuple[
                     names=names[rows].tolist(),
                     known=known[rows].tolist(),
                     stale=stale[rows].tolist(),
-                    cells=table.select(rows).pack(),
+                    cells=table.select(rows),
                 ),
             )
 

@@ -76,7 +76,7 @@ def scope_totals(closed: Iterable[state.ClosedWindow], top: int = 10) -> list[Sc
         figures = np.zeros((3, len(names)), np.int64)  # known, stale, shares that have not gone
         for part in parts:
             rows = np.array([names[name] for name in part.names], np.int64)
-            table.add(cells.CellTable.unpack(part.cells), rows)
+            table.add(part.table(), rows)
             figures[:, rows] += np.array([part.known, part.stale, [not part.gone] * len(rows)], np.int64)
         # Only the last of several windows has the shares of shards without reports.
         newest, counted = latest.setdefault(scope, (names, figures))

@@ -104,8 +104,12 @@ class ClosedWindow(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     names: list[str]
     known: list[int]  # machines, for each name
     stale: list[int]
-    cells: list[Any]  # packed: a row for each name
+    cells: Any  # a `cells.CellTable` with a row for each name, or one that is packed
     gone: bool = False  # the last machines of these names left this shard: no further reports will follow
+
+    def table(self) -> cells.CellTable:
+        """Of which nothing else keeps a reference."""
+        return self.cells if isinstance(self.cells, cells.CellTable) else cells.CellTable.unpack(self.cells)
 
 
 class ShardOutput(msgspec.Struct, array_like=True):
@@ -380,13 +384,12 @@ class FleetState:
                         names=names[rows].tolist(),
                         known=known[rows].tolist(),
                         stale=silent[rows].tolist(),
-                        cells=table.pack(),
+                        cells=table,
                     )
                 )
             gone = sorted(self.populated[scope] - populated)
             if gone:
                 nothing = [0] * len(gone)
-                packed = cells.CellTable(len(gone)).pack()
                 output.closed.append(
                     ClosedWindow(
                         scope=scope,
@@ -395,7 +398,7 @@ class FleetState:
                         names=gone,
                         known=nothing,
                         stale=nothing,
-                        cells=packed,
+                        cells=cells.CellTable(len(gone)),
                         gone=True,
                     )
                 )

@@ -90,7 +90,7 @@ def of_windows(closed: Iterable[state.ClosedWindow], shard: int, plan: MergePlan
             "names": window.names,
             "known": window.known,
             "stale": window.stale,
-            **content(plan.folder, encode(window.cells)),
+            **content(plan.folder, encode(window.table().pack())),
         }
         for number, window in merged.divided(closed, len(plan.parts))
     ]

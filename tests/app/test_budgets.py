@@ -150,7 +150,7 @@ def test_which_streams_are_to_be_changed(made):
         api.StreamBudget("alerts", 0, 256 << 20, 0, api.FullPolicy.DROP_OLDEST, 30 * 86400.0, 1),
         api.StreamBudget("of-a-user", 0, 1 << 20, 0, api.FullPolicy.DROP_OLDEST, 0.0, 1),
     ]
-    assert [name for name, _ in retention.drifted_streams(actual, expected)] == ["reports"]
+    assert [name for name, *_ in retention.drifted_streams(actual, expected)] == ["reports"]
 
 
 async def test_streams_have_the_configured_budgets_whichever_process_created_them(made):

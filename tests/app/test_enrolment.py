@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 
 from muster.app import enrolment
+from muster.app import settings as app_settings
 from muster.app.components import bootstrap_client, management
+from muster.app.machines import admission
 from muster.bus.rpc import client as rpc_client
 from muster.bus.rpc import server
 from muster.core import errors, subjects
+from muster.core.settings import domain
 from muster.manage import protocol, rows, settings
 from muster.trust import credentials, jwt, keyring, nkeys
 from muster.trust.permissions import roles
@@ -64,7 +67,10 @@ class Office:
         self.later_s = 0.0
         self.records = Records()
         self.trust = keyring.Keyring.create(folder, "work", clock=lambda: time.time() + self.later_s)
-        self.service = enrolment.EnrolmentService(self.records, self.trust, lifetime_s=4 * DAY_S)
+        settings = app_settings.Settings(domain=domain.DomainSettings(name="work", data_dir=str(folder)))
+        self.service = enrolment.EnrolmentService(
+            self.records, self.trust, admission.MachineAdmission(settings, self.trust), lifetime_s=4 * DAY_S
+        )
 
     async def token(self, name: str = "host-b", *, approval: bool = False, lifetime_s: float = 60.0) -> str:
         """The identity of a new token."""

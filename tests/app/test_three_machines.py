@@ -1,225 +1,218 @@
-"""A domain on several machines: three brokers with the output of `muster broker trust`, and copied keys."""
+"""A domain on three machines, each with an address of its own: joining, storage, revocations, removal."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
-import socket
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from muster import connection
-from muster.app import domain, enrolment, home, identities
+from muster.app import domain, enrolment, home
 from muster.app import settings as app_settings
 from muster.app.components import bootstrap_client, management
+from muster.app.machines import joining, membership
+from muster.app.machines import roles as machine_roles
 from muster.bus import api
-from muster.bus.brokers import binary
 from muster.bus.client import client
-from muster.core import errors
+from muster.core import errors, subjects
 from muster.core.settings import loader
 from muster.manage import settings as manage_settings
-from muster.testing import child_process
 from muster.testing.eventually import eventually
 from muster.trust import credentials, keyring
 from muster.trust.permissions import roles
 from tests.cli import driver
 
-CONFIG = """
-server_name: {name}
-listen: 127.0.0.1:{port}
-include trust.conf
-jetstream {{ store_dir: "{folder}/data", sync_interval: always }}
-cluster {{ name: fleet, listen: 127.0.0.1:{route}, routes: [{routes}] }}
-"""
-NAMES = ("a", "b", "c")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+SETTINGS = ("bus.tls=on", "health.enabled=false", "web.enabled=false", "bus.locator=false")
+SUBJECT = f"{subjects.TOPIC_PREFIX}.kept"
+STREAM = api.StreamSettings("kept", subjects=(SUBJECT,), max_bytes=64 << 20)
 
 
-class ThreeBrokers:
-    """Each with a configuration of its own, as the guide describes."""
+class Machines:
+    """Domains of this process, on addresses of the loopback network."""
 
-    def __init__(self, folder: Path, program: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.home = folder / "home-a"
-        self._program = program
-        self._running: dict[str, contextlib.AsyncExitStack] = {}
-        with contextlib.ExitStack() as held:
-            free = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(6)]
-            self.ports, self._routes = (
-                dict(zip(NAMES, [one.getsockname()[1] for one in half], strict=True))
-                for half in (free[:3], free[3:])
-            )
-        self.urls = {name: f"nats://127.0.0.1:{port}" for name, port in self.ports.items()}
+        self._network = f"127.{random.randrange(1, 255)}.{random.randrange(1, 255)}"
+        self.running: dict[str, domain.Domain] = {}
+        self._stacks: dict[str, contextlib.AsyncExitStack] = {}
 
-    def cli(self, *words: str) -> driver.Answer:
-        return driver.quick(*words, home=self.home)
+    def address(self, name: str) -> str:
+        return f"{self._network}.{1 + 'abcd'.index(name)}"
 
-    def configure(self) -> None:
-        servers = ",".join(self.urls.values())
-        made = self.cli(
-            *("init", "--name", "fleet", "--set", f"bus.servers={servers}"),
-            *("--set", "health.enabled=false"),
-        )
+    def url(self, name: str) -> str:
+        return f"tls://{self.address(name)}:4222"
+
+    async def cli(self, *words: str, at: str = "a") -> driver.Answer:
+        return await asyncio.to_thread(driver.quick, *words, home=self.folder / at)
+
+    async def init(self) -> None:
+        options = [word for setting in SETTINGS for word in ("--set", setting)]
+        made = await self.cli("init", "--name", "fleet", "--host", self.address("a"), *options)
         assert made.code == 0, made.err
-        for name in NAMES:
-            folder = self.folder / name
-            folder.mkdir()
-            trust = self.cli("broker", "trust", "--accounts", str(folder / "accounts"))
-            assert trust.code == 0, trust.err
-            (folder / "trust.conf").write_text(trust.out)
-            routes = [f"nats://127.0.0.1:{port}" for other, port in self._routes.items() if other != name]
-            (folder / "nats.conf").write_text(
-                CONFIG.format(
-                    name=name,
-                    port=self.ports[name],
-                    folder=folder,
-                    route=self._routes[name],
-                    routes=", ".join(routes),
-                )
+        await self.start("a")
+
+    async def start(self, name: str) -> None:
+        settings = loader.load(
+            app_settings.Settings,
+            file=self.folder / name / "muster.toml",
+            flags={"domain.data_dir": str(self.folder / name), "bus.locator": False, "health.enabled": False},
+        )
+        # The signing machine admits the others, and its registry stores their tokens.
+        manage = manage_settings.ManageSettings(registries=int(name == "a"), managers=0, agent=False)
+        stack = self._stacks[name] = contextlib.AsyncExitStack()
+        made = domain.Domain(settings, components=[management.ManagementComponent(manage)])
+        self.running[name] = await stack.enter_async_context(made)
+
+    async def stop(self, name: str) -> None:
+        del self.running[name]
+        await self._stacks.pop(name).aclose()
+
+    async def token(self, *chosen: str) -> enrolment.EnrolmentToken:
+        async with await self.running["a"].connect("admin", roles.Role.OPERATOR) as admin:
+            issued = await bootstrap_client.BootstrapClient(admin).token(
+                "", machine_roles=chosen or machine_roles.ALL
             )
+        return enrolment.EnrolmentToken.parse(issued.token)
 
-    def settings(self, name: str) -> app_settings.Settings:
-        place = home.Home(self.folder / f"home-{name}")
-        flags = {"domain.data_dir": str(place.root)}
-        return loader.load(app_settings.Settings, file=place.settings_file, flags=flags)
+    def choices(self, name: str) -> joining.JoinChoices:
+        address = self.address(name)
+        return joining.JoinChoices(name=name, address=address, listen=address, zone=name)
 
-    def keyring(self) -> keyring.Keyring:
-        return keyring.Keyring.open(self.home / "fleet" / "keys")
+    async def join(self, name: str) -> None:
+        place = home.Home(self.folder / name)
+        await joining.join(place, await self.token(), self.choices(name), waiting=lambda _: None)
+        await self.start(name)
 
-    async def start(self, *names: str) -> None:
-        async with contextlib.AsyncExitStack() as undo:
-            for name in names:
-                stack = self._running[name] = contextlib.AsyncExitStack()
-                undo.push_async_callback(stack.aclose)
-                started = child_process.start(self._program, "-c", self.folder / name / "nats.conf")
-                server = await stack.enter_async_context(await started)
-                await server.line("Server is ready", timeout_s=30)
-            undo.pop_all()
+    def keyring(self, name: str = "a") -> keyring.Keyring:
+        return keyring.Keyring.open(self.folder / name / "fleet" / "keys")
 
-    async def stop(self, *names: str) -> None:
-        for name in names:
-            await self._running.pop(name).aclose()
+    async def connect(self, name: str, creds: credentials.Credentials) -> client.NatsBus:
+        from muster.connection import trusting
+
+        tls = await asyncio.to_thread(trusting, str(self.folder / "a/fleet/certs/bundle.pem"))
+        return await client.connect([self.url(name)], creds=creds, tls=tls)
 
     async def accepts(self, name: str, creds: credentials.Credentials) -> bool:
         try:
-            async with await client.connect([self.urls[name]], creds=creds):
+            async with await self.connect(name, creds):
                 return True
         except errors.Unauthorized:
             return False
 
+    def status(self, name: str, identity: str) -> str:
+        """Of credentials, as this machine knows them."""
+        try:
+            return self.keyring(name).show(identity).status
+        except errors.NotFound:
+            return "unknown"
 
-def enrolment_only(machine: str) -> management.ManagementComponent:
-    """``a`` has the signing keys, and ``b`` the registry."""
-    return management.ManagementComponent(
-        manage_settings.ManageSettings(registries=int(machine == "b"), managers=0, agent=False)
-    )
+    async def replicas(self) -> set[int]:
+        return {budget.replicas for budget in await self.running["a"].bus.budgets()}
 
 
 @pytest.fixture
-async def brokers(tmp_path: Path) -> AsyncIterator[ThreeBrokers]:
-    made = ThreeBrokers(tmp_path, (await binary.find()).path)
-    await asyncio.to_thread(made.configure)
-    await made.start(*NAMES)
+async def machines(tmp_path: Path) -> AsyncIterator[Machines]:
+    made = Machines(tmp_path)
     try:
         yield made
     finally:
-        await made.stop(*made._running)
+        for name in reversed(list(made.running)):
+            await made.stop(name)
 
 
-async def test_a_revocation_is_confirmed_by_every_broker_and_survives_their_restart(brokers: ThreeBrokers):
-    trust = brokers.keyring()
+@pytest.mark.may_block(reason="files of the machines are read by this thread")
+async def test_three_machines_replicate_refuse_revoked_identities_and_replace_a_lost_one(machines: Machines):
+    await machines.init()
+    issued = await machines.token()
+    operator = await machines.connect("a", machines.keyring().credentials("admin"))
+    async with operator:
+        stream = await operator.stream(STREAM)
+        stored: list[int] = []
+        stop = asyncio.Event()
+
+        async def write() -> None:
+            """As fast as it is acknowledged. An acknowledgement may be lost when a stream gets replicas: a
+            repeat with the same id is stored once."""
+            while not stop.is_set():
+                number = str(len(stored))
+                with contextlib.suppress(errors.Unavailable):
+                    sequence = await stream.publish(SUBJECT, number.encode(), message_id=number, timeout_s=2)
+                    stored.append(sequence)
+
+        writing = asyncio.create_task(write())
+        await machines.join("b")
+        assert "streams are not replicated" in str(await machines.running["a"].status())
+        assert await machines.replicas() == {1}
+        await machines.join("c")
+
+        async def replicated() -> bool:
+            return await machines.replicas() == {3}
+
+        await eventually(replicated, timeout_s=60)
+        count = len(stored)
+        await eventually(lambda: writing.done() or len(stored) > count + 20, timeout_s=30)
+        stop.set()
+        await writing
+        assert stored == list(range(stored[0], stored[0] + len(stored)))  # none lost, none twice
+
+    # What a machine has: its own credentials, and no key that signs.
+    for name in "bc":
+        kept = {path.name for path in (machines.folder / name).rglob("*") if path.suffix in (".seed", ".key")}
+        assert kept == {"secrets.key"}
+        assert not (machines.folder / name / "fleet/certs/ca.pem").exists()
+        assert machines.keyring(name).key_of_secrets().public == machines.keyring().key_of_secrets().public
+    spent = joining.join(home.Home(machines.folder / "d"), issued, machines.choices("b"), waiting=print)
+    with pytest.raises(errors.Conflict, match="has a machine 'b' already"):
+        await spent
+
+    # Revocations reach each broker, or the command names it.
+    trust = machines.keyring()
     for name in ("alice", "bob"):
         trust.issue(name, roles.Role.USER)
     alice, bob = trust.credentials("alice"), trust.credentials("bob")
-    async with contextlib.AsyncExitStack() as stack:
-        connected = [
-            await stack.enter_async_context(await client.connect([url], creds=alice))
-            for url in brokers.urls.values()
-        ]
-        revoked = await asyncio.to_thread(brokers.cli, "creds", "revoke", "alice")
-        assert revoked.code == 0, revoked.err
-        assert "from now on" in revoked.out
-        for name in NAMES:
-            assert not await brokers.accepts(name, alice)
-        await eventually(lambda: all(bus.state is not api.ConnectionState.CONNECTED for bus in connected))
-    # One that is down is named, and the others have the revocation.
-    await brokers.stop("c")
-    failed = await asyncio.to_thread(brokers.cli, "creds", "revoke", "bob")
-    assert failed.code == errors.Unavailable.exit_code
-    assert "bob" in failed.err
-    assert brokers.urls["c"] in failed.err
-    assert brokers.urls["a"] not in failed.err
-    assert [await brokers.accepts(name, bob) for name in "ab"] == [False, False]
-    # It starts with the accounts as they were, and learns the new ones from the others.
-    await brokers.start("c")
-    assert not await brokers.accepts("c", alice)
+    await eventually(lambda: machines.status("b", "alice") == "valid", timeout_s=10)
+    connected = [await machines.connect(name, alice) for name in "abc"]
+    revoked = await machines.cli("creds", "revoke", "alice")
+    assert revoked.code == 0, revoked.err
+    assert [await machines.accepts(name, alice) for name in "abc"] == [False] * 3
+    await eventually(lambda: all(bus.state is not api.ConnectionState.CONNECTED for bus in connected))
+    for bus in connected:
+        await bus.close()
+    await eventually(lambda: machines.status("c", "alice") == "revoked", timeout_s=10)
+    await machines.stop("c")
+    failed = await machines.cli("creds", "revoke", "bob")
+    assert failed.code != 0
+    assert machines.url("c") in failed.err
+    assert machines.url("b") not in failed.err
+    await machines.start("c")
 
     async def learnt() -> bool:
-        return not await brokers.accepts("c", bob)
+        return not await machines.accepts("c", bob)
 
     await eventually(learnt, timeout_s=30)
-    assert (await asyncio.to_thread(brokers.cli, "creds", "revoke", "bob")).code == 0
-    # All of them at once, with the configuration of before.
-    await brokers.stop(*NAMES)
-    await brokers.start(*NAMES)
-    assert not any([await brokers.accepts(name, each) for name in NAMES for each in (alice, bob)])
 
+    # A lost machine is removed, and another one takes its place under the same name.
+    old = machines.keyring("c").credentials("message")
+    await machines.stop("c")
+    removed = await machines.cli("machine", "remove", "c")
+    assert removed.code == 0, removed.err
+    machines.folder.joinpath("c").rename(machines.folder / "lost")
+    await machines.join("c")
 
-async def test_brokers_that_cannot_store_accounts_are_named(brokers: ThreeBrokers, monkeypatch):
-    monkeypatch.setattr(identities, "CONFIRM_S", 0.5)
-    await brokers.stop("b")
-    path = brokers.folder / "b" / "trust.conf"
-    text = path.read_text()
-    start, end = text.index("resolver: "), text.index("resolver_preload")
-    path.write_text(f"{text[:start]}resolver: MEMORY\n{text[end:]}")
-    await brokers.start("b")
-    brokers.keyring().issue("alice", roles.Role.USER)
-    failed = await asyncio.to_thread(brokers.cli, "creds", "revoke", "alice")
-    assert failed.code == errors.Unavailable.exit_code
-    assert f"1 of 3 brokers did not confirm the new account: {brokers.urls['b']}" in failed.err
+    async def whole() -> bool:
+        brokers = machines.running["a"].brokers
+        assert brokers is not None
+        group = await brokers.storage_group()
+        listed = membership.load(machines.folder / "a" / "fleet")
+        assert listed is not None
+        return len(group.members) == 3 and group.current == {known.broker for known in listed.storing}
 
-
-async def test_a_machine_joins_while_every_machine_runs_a_domain_process(brokers: ThreeBrokers, tmp_path):
-    await asyncio.to_thread(brokers.keyring().issue, "registry-1", roles.Role.REGISTRY)
-    for name in ("b", "c"):
-        copy = tmp_path / f"home-{name}"
-        await asyncio.to_thread(shutil.copytree, brokers.home, copy)
-        (copy / "fleet/keys/keys/signing.seed").unlink()
-    async with contextlib.AsyncExitStack() as stack:
-        domains: list[domain.Domain] = []
-        for name in NAMES:
-            made = domain.Domain(brokers.settings(name), components=[enrolment_only(name)])
-            domains.append(await stack.enter_async_context(made))
-        admin = await stack.enter_async_context(await domains[0].connect("admin", roles.Role.OPERATOR))
-        for attempt in range(3):
-            issued = await bootstrap_client.BootstrapClient(admin).token("host-d")
-            token = enrolment.EnrolmentToken.parse(issued.token)
-            folder = tmp_path / f"machine-{attempt}"
-            key = await asyncio.to_thread(enrolment.machine_key, folder)
-            asking = await connection.connect(token.servers, creds=credentials.Credentials.parse(token.creds))
-            async with asking:
-                answer = await bootstrap_client.BootstrapClient(asking).enrol(key.public)
-            creds = credentials.Credentials(answer.jwt, key.seed)
-            assert [await brokers.accepts(name, creds) for name in NAMES] == [True, True, True]
-        records = brokers.keyring().records()
-        assert [record.identity for record in records if record.identity == "host-d"] == ["host-d"]
-
-
-async def test_a_domain_that_starts_sends_what_was_revoked_while_no_broker_ran(
-    brokers: ThreeBrokers, tmp_path: Path
-):
-    trust = brokers.keyring()
-    trust.issue("alice", roles.Role.USER)
-    alice = trust.credentials("alice")
-    await brokers.stop(*NAMES)
-    trust.revoke("alice")
-    await brokers.start(*NAMES)
-    assert await brokers.accepts("b", alice)
-    async with domain.Domain(brokers.settings("a"), components=[enrolment_only("a")]):
-
-        async def refused() -> bool:
-            return not any([await brokers.accepts(name, alice) for name in NAMES])
-
-        await eventually(refused)
+    await eventually(whole, timeout_s=60)
+    await eventually(replicated, timeout_s=60)
+    assert [await machines.accepts(name, old) for name in "abc"] == [False] * 3
+    assert membership.load(machines.folder / "b" / "fleet") is not None

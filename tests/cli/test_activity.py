@@ -37,7 +37,7 @@ RECORDED_BY_THE_SERVICE = {
     "delete",
     "drain",
     "exec",
-    *("job run", "rollout abort", "rollout pause", "rollout resume", "rollout start", "rollout undo"),
+    *("rollout abort", "rollout pause", "rollout resume", "rollout start", "rollout undo"),
     "secret delete",
     "secret set",
 }
@@ -48,6 +48,9 @@ NO_ACTS = {
     *(
         "broker list",
         "broker run",
+        "join",  # the machine that admits it records it
+        "machine list",
+        "machine token",  # recorded by the domain
         "broker trust",
         "capacity",
         "chaos list",
@@ -71,7 +74,7 @@ NO_ACTS = {
     *("pipeline status", "plan", "profile add", "profile list", "profile delete", "profile show"),
     *("profile use", "pub", "report capacity", "report disks", "report group", "report node"),
     *("report outliers", "report system", "request", "rollout history", "rollout list"),
-    *("rollout status", "job list", "job history"),
+    "rollout status",
     *("secret list", "sensor", "status"),
     *("simulate sensors", "sub", "targets", "top", "up", "version", "watch"),
     *("run", "web logins", "web token list"),

@@ -1,8 +1,7 @@
 """Domains of real processes, and clients of them.
 
 `LocalDomain` is one machine with three brokers of its own.  `ThreeMachines` is the guide
-docs/guides/three-machines.md: each machine has a network namespace, a broker that the operating system runs,
-and a domain process.
+docs/guides/three-machines.md: each machine has a network namespace.
 """
 
 from __future__ import annotations
@@ -13,21 +12,23 @@ import base64
 import contextlib
 import json
 import random
-import shutil
 import socket
+import ssl
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from muster import connection
 from muster.app import home
+from muster.app.machines import membership
 from muster.bus.client import client as bus_client
+from muster.testing.eventually import eventually
 from muster.trust.permissions import roles
 from tests.cli import driver
-from tests.faults import network, outages, proxy, units
+from tests.faults import network, outages, units
 
 CLIENTS = 3
-PORT, ROUTE_PORT = 4222, 6222
-MONITOR = "127.0.0.1:8222"
+PORT = 4222
 ROLES = {"user": roles.Role.USER, "publisher": roles.Role.USER, "operator": roles.Role.OPERATOR}
 SETTINGS = (
     "web.enabled=false",
@@ -58,6 +59,7 @@ class Deployment(outages.Drill, abc.ABC):
         self.folder = folder  # of the domain; it may be full
         self.scratch = folder.parent  # of clients
         self.chance = random.Random(seed)
+        self.tls: ssl.SSLContext | None = None
         self.units: dict[str, units.Unit] = {}
         self.operator: bus_client.NatsBus
 
@@ -84,7 +86,8 @@ class Deployment(outages.Drill, abc.ABC):
         """A client that connects to broker ``first`` if it can."""
         trust = self.keyring()
         servers = self.servers[first:] + self.servers[:first]
-        return await bus_client.connect(servers, creds=trust.credentials(identity), in_order=True)
+        creds = trust.credentials(identity)
+        return await bus_client.connect(servers, creds=creds, tls=self.tls, in_order=True)
 
     async def _connect_operator(self) -> None:
         self.operator = await self.connect("operator-1", 0)
@@ -144,104 +147,66 @@ class LocalDomain(Deployment):
 
 
 class ThreeMachines(Deployment):
+    """The commands of docs/guides/three-machines.md, but each machine is run by a unit."""
+
     kind = "machines"
     home_name = "a"
     machines = 3
     targets = ("broker", "domain", "machine")
-    names = ("a", "b", "c")
-
-    def __init__(self, folder: Path, seed: int) -> None:
-        super().__init__(folder, seed)
-        self.proxies: list[proxy.DelayProxy] = []
+    names: tuple[str, ...] = ("a", "b", "c")
 
     async def start(self) -> None:
         network.add_hub()
         for number, name in enumerate(self.names, 1):
             network.add_host(name, number)
-        await self._start_proxies()
-        servers = ",".join(self._urls())
-        await self.command(
-            *("init", "--name", "fleet", "--set", f"bus.servers={servers}", "--set", "bus.brokers=3"),
-        )
+        own = network.address(1)
+        await self.command("init", "--name", "fleet", "--host", own, "--set", "inform.replicas=2")
         await asyncio.to_thread(self._issue)
-        trust = self.keyring()
-        for agent, suffix in (("local", ""), ("b", "-b"), ("c", "-c")):
-            for kind, role in (("registry", roles.Role.REGISTRY), ("manager", roles.Role.MANAGER)):
-                await asyncio.to_thread(trust.issue, f"{kind}{suffix}-1", role)
-            await asyncio.to_thread(trust.issue, agent, roles.Role.AGENT)
-            await asyncio.to_thread(trust.issue, f"channel{suffix}", roles.Role.CHANNEL)
+        await self._start_domain("a")
         for name in self.names[1:]:
-            await asyncio.to_thread(shutil.copytree, self.home, self.folder / name)
-            (self.folder / name / "fleet/keys/keys/signing.seed").unlink()
-        for number, name in enumerate(self.names, 1):  # ready before there is a leader
-            accounts = self.folder / f"broker-{name}" / "accounts"
-            document = (await self.command("broker", "trust", "--accounts", str(accounts))).out
-            await self._broker_unit(number, name, document).start()
-        self.servers = self._urls()
-        await asyncio.gather(*(self._start_domain(name) for name in self.names))
+            await self.join(name)
+        self.servers = [f"tls://{network.address(number)}:{PORT}" for number in range(1, len(self.names) + 1)]
+        bundle = self.home / "fleet" / "certs" / "bundle.pem"
+        self.tls = await asyncio.to_thread(connection.trusting, str(bundle))
         await self._connect_operator()
+        await eventually(self.is_replicated, timeout_s=60)
 
-    def _urls(self) -> list[str]:
-        return [f"nats://{network.HUB}:{PORT + number}" for number in range(1, len(self.names) + 1)]
+    async def join(self, name: str) -> None:
+        token = self.folder / f"{name}.token"
+        token.write_text((await self.command("machine", "token")).out)
+        words = driver.command_line("--home", self.folder / name, "join", token, "--name", name, "--no-start")
+        joined = await asyncio.create_subprocess_exec(
+            *network.inside(name), *words, env=driver.environment(self.folder / name)
+        )
+        if await joined.wait():
+            raise RuntimeError(f"{name} did not join")
+        await self._start_domain(name)
 
-    async def _start_proxies(self) -> None:
-        """One in front of each broker, for its clients and for the other brokers."""
-        for number in range(1, len(self.names) + 1):
-            for port in (PORT, ROUTE_PORT):
-                to = network.address(number), port
-                self.proxies.append(proxy.DelayProxy(network.HUB, port + number, to, self.chance))
-                await self.proxies[-1].start()
-                self._stack.push_async_callback(self.proxies[-1].stop)
-
-    def _broker_unit(self, number: int, name: str, trust: str) -> units.Unit:
-        folder = self.folder / f"broker-{name}"
-        folder.mkdir()
-        routes = ", ".join(
-            f"nats://{network.HUB}:{ROUTE_PORT + other}"
-            for other in range(1, len(self.names) + 1)
-            if other != number
-        )
-        own = network.address(number)
-        pings, route_pings = (f'ping_interval: "{seconds}s", ping_max: 2' for seconds in (2.25, 1))
-        (folder / "trust.conf").write_text(trust)
-        (folder / "nats.conf").write_text(
-            f"server_name: {name}\nlisten: {own}:{PORT}\nclient_advertise: {network.HUB}:{PORT + number}\n"
-            f"http: {MONITOR}\n{pings}\nmax_payload: 1114112\ninclude trust.conf\n"
-            f"jetstream {{ store_dir: {folder}/data, sync_interval: always, max_file_store: 64GB }}\n"
-            f"cluster {{ name: fleet, listen: {own}:{ROUTE_PORT}, routes: [{routes}], "
-            f"cluster_advertise: {network.HUB}:{ROUTE_PORT + number}, {route_pings} }}\n"
-        )
-        run = driver.command_line("broker", "run", folder / "nats.conf", "--monitor", f"http://{MONITOR}")
-        unit = units.Unit(
-            f"broker-{name}",
-            [*network.inside(name), *run],
-            driver.environment(folder),
-            self.folder / f"broker-{name}.log",
-            watched=True,
-            kill_all=True,
-        )
-        self.units[unit.name] = unit
-        return unit
+    async def is_replicated(self) -> bool:
+        return all(budget.replicas == 3 for budget in await self.operator.budgets())
 
     async def _start_domain(self, name: str) -> None:
         overrides = [
-            f"domain.zone={name}",
-            *((f"manage.agent_name={name}", f"channel.name=channel-{name}") if name != "a" else ()),
             "inform.replicas=2",  # so that the third machine has temporary ones
             "manage.registries=1",
             "manage.managers=1",
         ]
         await self._domain_unit(f"domain-{name}", self.folder / name, network.inside(name), overrides).start()
 
+    def _machine_of(self, broker: str) -> str:
+        listed = membership.load(self.home / "fleet")
+        assert listed is not None
+        machine = next(known.name for known in listed.brokers if known.broker == broker)
+        return "a" if machine == "local" else machine
+
     async def victim(self, target: str) -> Victim:
-        name = await self.stream_leader("messages")
+        broker = await self.stream_leader("messages")
+        name = self._machine_of(broker)
+        unit = self.units[f"domain-{name}"]
         if target == "broker":
-            unit = self.units[f"broker-{name}"]
-            return Victim(f"broker-{name}", tuple(pid for pid in unit.pids() if pid != unit.pid))
-        if target == "domain":
-            return Victim(name, tuple(self.units[f"domain-{name}"].own_pids()))
-        pids = [pid for kind in ("domain", "broker") for pid in self.units[f"{kind}-{name}"].pids()]
-        return Victim(name, tuple(pids))
+            file = self.folder / name / "fleet" / "brokers" / broker / "process.json"
+            return Victim(broker, (json.loads(file.read_text())["pid"],))
+        return Victim(name, tuple(unit.own_pids() if target == "domain" else unit.pids()))
 
     def agent(self, name: str) -> str:
         """The agent of a machine."""

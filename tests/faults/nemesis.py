@@ -156,18 +156,16 @@ class NarrowLink(NetworkFault):
 
 
 class Delay(Fault):
-    words = f"up to {DELAY_S_MAX * 1000:.0f} ms of random delay on every connection (reordering)"
+    words = f"up to {DELAY_S_MAX * 1000:.0f} ms of random delay between all machines"
 
     async def begin(self) -> str:
-        self._set(DELAY_S_MAX)
+        for name in self.deployment.names:
+            network.delay(name, DELAY_S_MAX)
         return "all connections"
 
     async def end(self) -> None:
-        self._set(0.0)
-
-    def _set(self, delay_s_max: float) -> None:
-        for proxy in self.deployment.proxies:
-            proxy.delay_s_max = delay_s_max
+        for name in self.deployment.names:
+            network.heal(name)
 
 
 # Clocks.

@@ -115,6 +115,12 @@ def limit(name: str, rate: str) -> None:
     )
 
 
+def delay(name: str, most_s: float) -> None:
+    """What the host sends arrives late, by a random time."""
+    half_ms = f"{most_s * 500:.0f}ms"
+    run(*inside(name), "tc", "qdisc", "replace", "dev", "eth0", "root", "netem", "delay", half_ms, half_ms)
+
+
 def run(*words: str, text: str = "", check: bool = True) -> None:
     done = subprocess.run(words, input=text, capture_output=True, text=True, check=False, timeout=30)
     if check and done.returncode:

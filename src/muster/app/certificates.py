@@ -12,6 +12,7 @@ from pathlib import Path
 from muster.app.brokers import addresses
 from muster.app.components import component
 from muster.app.components import context as context_
+from muster.app.machines import membership
 from muster.bus.brokers import config
 from muster.core import errors, units
 from muster.core.settings import domain
@@ -34,9 +35,12 @@ def ensure_authority(settings: domain.BaseSettings) -> None:
 
 
 def ensure(settings: domain.BaseSettings) -> bool:
-    """Create or renew the authority and the brokers' certificate; returns whether they changed. Blocks."""
+    """Create or renew the authority and the brokers' certificate; returns whether they changed. On a machine
+    that joined, the authority is elsewhere (`muster.app.machines.follower`). Blocks."""
+    if membership.is_joined(settings.domain.folder):
+        return False
     ensure_authority(settings)
-    held = _open(settings)
+    held = open_store(settings)
     if held.authority_status(renew_at=settings.trust.renew_at).due:
         held.rotate(lifetime_s=settings.trust.ca_lifetime_s)
     return held.ensure(
@@ -48,13 +52,19 @@ def ensure(settings: domain.BaseSettings) -> bool:
 
 
 def broker_tls(settings: domain.BaseSettings) -> config.BrokerTls:
-    pair = _open(settings).pair(NAME)
+    pair = open_store(settings).pair(NAME)
     return config.BrokerTls(cert_file=pair.path, key_file=pair.path, ca_file=pair.bundle)
 
 
 def bundle(settings: domain.BaseSettings) -> Path:
     """The certificates with which clients verify brokers."""
-    return _open(settings).bundle
+    return open_store(settings).bundle
+
+
+def ca_file(settings: domain.BaseSettings) -> str:
+    """The bundle; empty if the brokers use no certificates of the domain. Blocks."""
+    own = not settings.bus.servers and settings.bus.uses_tls
+    return str(bundle(settings)) if own or membership.is_joined(settings.domain.folder) else ""
 
 
 def client_tls(settings: domain.BaseSettings) -> ssl.SSLContext:
@@ -63,7 +73,7 @@ def client_tls(settings: domain.BaseSettings) -> ssl.SSLContext:
 
 def report(settings: domain.BaseSettings) -> list[certificates.CertificateStatus]:
     """The remaining lifetime of each certificate. Blocks."""
-    return _open(settings).report(renew_at=settings.trust.renew_at)
+    return open_store(settings).report(renew_at=settings.trust.renew_at)
 
 
 def warning(report: list[certificates.CertificateStatus]) -> str:
@@ -76,7 +86,7 @@ def warning(report: list[certificates.CertificateStatus]) -> str:
     return ", ".join(f"{name} expires in {units.rounded_duration(left)}" for name, left in left_s.items())
 
 
-def _open(settings: domain.BaseSettings) -> certificates.CertificateStore:
+def open_store(settings: domain.BaseSettings) -> certificates.CertificateStore:
     return certificates.CertificateStore(folder(settings), settings.domain.name)
 
 

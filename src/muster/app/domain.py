@@ -24,6 +24,7 @@ from muster.app import settings as app_settings
 from muster.app.brokers import broker_set
 from muster.app.components import component as component_
 from muster.app.components import context, locator
+from muster.app.machines import follower, growth, membership
 from muster.app.operations import audit, control, retention, storage_monitor
 from muster.app.supervisor import component_config, fork_server
 from muster.bus import api
@@ -64,17 +65,21 @@ class Domain:
         self.settings = settings
         self.folder = home.DomainFolder(settings.domain.folder.absolute())
         self.state = DomainState.STOPPED
+        self.machines = membership.at_start(settings, self.folder.root)
         self.metrics = metrics.Metrics(process=True)
         self.brokers = (
             None
             if settings.bus.servers
-            else broker_set.BrokerSet(settings, self.folder, outlive_s=OUTLIVE_S if restarted else 0.0)
+            else broker_set.BrokerSet(
+                settings, self.folder, machines=self.machines, outlive_s=OUTLIVE_S if restarted else 0.0
+            )
         )
         self.trust: keyring.Keyring
         self.bus: api.Bus
         self._locator = locator.LocatorComponent(self._located) if settings.bus.locator else None
         self._log = log.EventLog("app", domain=settings.domain.name)
-        self._budgets = retention.RetentionMonitor()
+        self._growth: growth.StorageGrowth | None = None
+        self._budgets = retention.RetentionMonitor(replicas=self._replicas_at_least)
         self._storage = storage_monitor.StorageMonitor(self.brokers)
         self._integrity = storage_monitor.IntegrityMonitor(self.brokers)
         self._components = (*self._own_components(monitored), *components)
@@ -93,12 +98,35 @@ class Domain:
         if self._locator is not None:
             own.append(self._locator)
         verbs: dict[str, control.Verb] = {}
+        is_first = self.machines is None or self.machines.is_first
         if self.brokers is not None:
             verbs |= self.brokers.verbs()
             if self.settings.bus.uses_tls:
                 own.append(certificates.CertificateRenewer(self.brokers.reload))
-        own.append(control.ControlServer({**verbs, "alerts": self._open_alerts}))
+        if is_first:  # of several machines, one replies
+            own.append(control.ControlServer({**verbs, "alerts": self._open_alerts}))
+        if self.machines is not None and is_first and self.brokers is not None:
+            self._growth = growth.StorageGrowth(self.brokers, self._follow, self._budgets.check)
+            own.append(self._growth)
+        if self.machines is not None and not is_first:
+            own.append(follower.MachineFollower(self.machines, self._follow, self._reload_brokers))
         return own
+
+    def _replicas_at_least(self) -> int:
+        """Of each stream, in a domain on several machines; 0: as in the settings."""
+        return self._growth.replicas if self._growth is not None else 0 if self.machines is None else 1
+
+    async def _follow(self, machines: membership.MachineList) -> None:
+        """Machines have joined or left."""
+        self.machines = machines
+        if self.brokers is not None:
+            await self.brokers.follow(machines)
+        if self.state is DomainState.RUNNING:
+            await self._announce()
+
+    async def _reload_brokers(self) -> None:
+        if self.brokers is not None:
+            await self.brokers.reload()
 
     async def _open_alerts(self) -> list[messages.Alert]:
         return [*self._budgets.open_alerts(), *self._integrity.open_alerts()]
@@ -186,10 +214,13 @@ class Domain:
     @property
     def servers(self) -> tuple[str, ...]:
         """The addresses for services; clients that store nothing may also use leaves."""
-        return self.settings.bus.servers if self.brokers is None else self.brokers.root_urls
+        if self.brokers is not None:
+            return self.brokers.root_urls
+        remote = () if self.machines is None else self.machines.remote_urls
+        return remote or self.settings.bus.servers
 
     def _located(self) -> tuple[str, ...]:
-        return self.servers if self.brokers is None else self.brokers.urls
+        return self.servers if self.brokers is None else (*self.brokers.urls, *self.brokers.remote_urls)
 
     @property
     def ready(self) -> bool:
@@ -208,6 +239,7 @@ class Domain:
             version=muster.__version__,
             servers=self.servers,
             ca=self._ca or None,
+            remote_servers=() if self.machines is None else self.machines.remote_urls,
             locator_url=self._locator.url if self._locator is not None else None,
             health_url=self._pages.url if self._pages is not None else None,
             web_url=self.url_of("web") or None,
@@ -250,8 +282,7 @@ class Domain:
 
     @property
     def _ca(self) -> str:
-        uses_tls = self.brokers is not None and self.settings.bus.uses_tls
-        return str(certificates.bundle(self.settings)) if uses_tls else ""
+        return certificates.ca_file(self.settings)
 
     async def _locate(self) -> access.DomainAddress:
         return access.DomainAddress(self.servers, self._ca)

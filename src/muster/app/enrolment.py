@@ -25,6 +25,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from muster.app.machines import admission, membership
 from muster.core import errors, files, subjects
 from muster.manage import protocol, rows
 from muster.trust import credentials, keyring, nkeys
@@ -50,6 +51,7 @@ class EnrolmentToken(msgspec.Struct, frozen=True, kw_only=True):
     expires_at_s: float
     ca: str = ""
     locator: str = ""
+    roles: tuple[str, ...] = ()  # of a machine of the domain; empty: it only has an agent
 
     @property
     def has_expired(self) -> bool:
@@ -64,7 +66,7 @@ class EnrolmentToken(msgspec.Struct, frozen=True, kw_only=True):
             return msgspec.json.decode(base64.urlsafe_b64decode(text.strip() + "=="), type=cls)
         except (ValueError, msgspec.MsgspecError, RecursionError) as error:
             raise errors.InvalidInput(
-                "this is not a token", hint="`muster agent token NAME` creates one"
+                "this is not a token", hint="`muster machine token` or `muster agent token NAME` creates one"
             ) from error
 
 
@@ -88,6 +90,7 @@ class EnrolledMachine(msgspec.Struct, frozen=True, omit_defaults=True):
     jwt: str
     replaced: bool = False
     joining: str = ""
+    joined: admission.JoinedMachine | None = None  # of a machine of the domain
 
 
 class WaitingMachine(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,11 +109,17 @@ class EnrolmentService:
     """Creates and redeems tokens; runs where the keys are."""
 
     def __init__(
-        self, records: EnrolmentRecords, trust: keyring.Keyring, *, lifetime_s: float | None = None
+        self,
+        records: EnrolmentRecords,
+        trust: keyring.Keyring,
+        machines: admission.MachineAdmission,
+        *,
+        lifetime_s: float | None = None,
     ) -> None:
         """``lifetime_s``: of the documents of machines that can renew them; None: they do not expire."""
         self._records = records
         self._trust = trust
+        self._admission = machines
         self._lifetime_s = lifetime_s or None
 
     async def make(
@@ -123,10 +132,17 @@ class EnrolmentService:
         locator: str = "",
         approval: bool,
         lifetime_s: float,
+        machine_roles: tuple[str, ...] = (),
     ) -> str:
-        subjects.identity(name)
-        own_names.check(name, roles.Role.AGENT, of_machine=True)
-        await asyncio.to_thread(self._refuse_issued_here, name)
+        """``machine_roles``: of a machine of the domain, which may choose its name."""
+        if machine_roles:
+            await asyncio.to_thread(self._admission.machines)
+            if name:
+                membership.check_name(name)
+        else:
+            subjects.identity(name)
+            own_names.check(name, roles.Role.AGENT, of_machine=True)
+            await asyncio.to_thread(self._refuse_issued_here, name)
         identity = PREFIX + secrets.token_hex(6)
         expires_at_s = time.time() + lifetime_s
 
@@ -135,10 +151,18 @@ class EnrolmentService:
             return self._trust.credentials(identity).render()
 
         creds = await asyncio.to_thread(issue)
-        issued = rows.Enrolment(name=name, by=by, expires_at_s=expires_at_s, approved=not approval)
+        issued = rows.Enrolment(
+            name=name, by=by, expires_at_s=expires_at_s, approved=not approval, roles=machine_roles
+        )
         await self._records.set_enrolment(identity, issued, version=0)
         return EnrolmentToken(
-            servers=servers, creds=creds, name=name, expires_at_s=expires_at_s, ca=ca, locator=locator
+            servers=servers,
+            creds=creds,
+            name=name,
+            expires_at_s=expires_at_s,
+            ca=ca,
+            locator=locator,
+            roles=machine_roles,
         ).render()
 
     async def waiting(self) -> list[WaitingMachine]:
@@ -176,10 +200,18 @@ class EnrolmentService:
             return row
         return await self._records.set_enrolment(row.token, changed, version=row.version)
 
-    async def enrol(self, identity: str, public_key: str, machine: str, name: str = "") -> EnrolledMachine:
+    async def enrol(
+        self,
+        identity: str,
+        public_key: str,
+        machine: str,
+        name: str = "",
+        join: admission.JoinRequest | None = None,
+    ) -> EnrolledMachine:
         """The document for a machine's key; `errors.Unavailable` while it waits for approval.
 
-        ``name``: that of a machine which renews its document, now and later.
+        ``name``: that of a machine which renews its document, now and later. ``join``: of a machine of the
+        domain; its agent needs nothing else.
         """
         row = await self._records.enrolment(identity)
         if row is None:
@@ -194,9 +226,15 @@ class EnrolmentService:
                 else "was used by another machine, which is waiting for approval"
             )
             raise errors.Forbidden(f"this token {used}", hint=NEW_TOKEN_HINT)
-        if enrolment.admitted:
+        if bool(enrolment.roles) != (join is not None):
+            raise errors.Forbidden(
+                "this token is for " + ("`muster join`" if enrolment.roles else "`muster agent --join`")
+            )
+        if join is not None and enrolment.name not in ("", join.name):
+            raise errors.Forbidden(f"this token is for the machine {enrolment.name!r}, not {join.name!r}")
+        if enrolment.admitted and join is None:
             return await asyncio.to_thread(self._admitted, identity, enrolment.name, public_key)
-        if enrolment.expires_at_s < time.time():
+        if enrolment.expires_at_s < time.time() and not enrolment.spent:
             raise errors.Forbidden("this token has expired", hint=NEW_TOKEN_HINT)
         nkeys.require_kind(public_key, nkeys.KeyKind.USER)
         if not enrolment.approved:
@@ -207,8 +245,13 @@ class EnrolmentService:
         # Stored first: from now on the token is valid for this key only.
         row = await self._update(row, public_key=public_key, spent=True)
         # The credentials of a forgotten agent end, so it returns to service before it has new ones.
-        if any(agent.name == enrolment.name for agent in await self._records.forgotten()):
-            await self._records.undrain(enrolment.name, "agent")
+        own_name = enrolment.name if join is None else join.name
+        if any(agent.name == own_name for agent in await self._records.forgotten()):
+            await self._records.undrain(own_name, "agent")
+        if join is not None:
+            joined = await asyncio.to_thread(self._admission.join, enrolment.roles, join)
+            await self._update(row, admitted=True, name=join.name)
+            return EnrolledMachine(join.name, "", joined=joined)
         admitted = await asyncio.to_thread(
             self._admit, identity, enrolment.name, public_key, self._lifetime_s if name else None
         )

@@ -58,6 +58,7 @@ class RunningDomain(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     servers: tuple[str, ...]
     ca: str | None = None  # certificates to verify the brokers with, if they use TLS
+    remote_servers: tuple[str, ...] = ()  # those of `servers` that are on other machines
     locator_url: str | None = None
     health_url: str | None = None
     web_url: str | None = None

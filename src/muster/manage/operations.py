@@ -38,30 +38,6 @@ ROLLOUTS = _operation(
         *("reverts?", "reverted_by?", "reason"),
     ),
 )
-JOBS = _operation(
-    "jobs",
-    "List jobs: when they run, and how their last run ended.",
-    columns=(
-        *("name", "cron", "time_zone?", "state", "next_ms?", "active", "waiting?", "skipped?", "missed?"),
-        *("last_state?", "last_ms?", "reason"),
-    ),
-)
-JOB_RUNS = _operation(
-    "job_runs",
-    "List the runs of a job that have ended, with exit code and output.",
-    columns=(
-        "resource",
-        "job?",
-        "state",
-        "began_ms?",
-        "ended_ms",
-        "exit_code?",
-        "agent?",
-        "reason",
-        "output",
-    ),
-)
-RUN_JOB = _operation("run_job", "Start a run of a job.", action="job-run", target="{name}")
 SECRETS = _operation(
     "secrets",
     "List the names of secrets and the resources that use them.",

@@ -17,14 +17,14 @@ class ManageSettings(sections.SettingsSection, frozen=True, kw_only=True):
     enabled: Annotated[bool, doc("Whether this domain manages resources.")] = True
     registries: Annotated[
         int,
-        doc("Registry endpoints: one is active, the others are on standby. Two survive a crash.", ge=1, le=5),
+        doc("Registry endpoints: one is active, the others are on standby. Two survive a crash.", ge=0, le=5),
     ] = 2
     managers: Annotated[
         int,
         doc(
             "Manager processes. Each gets an even share of the resources; with a single one, a crash "
             "interrupts management until it is restarted.",
-            ge=1,
+            ge=0,
             le=64,
         ),
     ] = 2

@@ -63,6 +63,21 @@ class CertificatePair:
     bundle: pathlib.Path
 
 
+class CertificateKey:
+    """A key for a certificate that another machine signs. Its private half stays here."""
+
+    def __init__(self) -> None:
+        self.private = ec.generate_private_key(ec.SECP256R1())
+
+    @property
+    def public(self) -> str:
+        return (
+            self.private.public_key()
+            .public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+            .decode()
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class _Signed:
     key: ec.EllipticCurvePrivateKey
@@ -144,8 +159,40 @@ class CertificateStore:
                 fits = _issued_by(held, authority.certificate) and _hosts(held) == set(names)
                 if fits and not status(name, held, now=self._clock(), renew_at=renew_at).due:
                     return False
-            private_files.replace_file(path, _leaf(authority, name, names, self._clock(), lifetime_s).pem())
+            key = ec.generate_private_key(ec.SECP256R1())
+            leaf = _leaf(authority, name, names, key.public_key(), self._clock(), lifetime_s)
+            private_files.replace_file(path, _Signed(key, leaf, authority.chain).pem())
             return True
+
+    @property
+    def is_authority(self) -> bool:
+        """Whether the authority's key is here: not on a machine that joined."""
+        return (self._folder / f"{_CA}.pem").exists()
+
+    def sign(
+        self, name: str, hosts: Sequence[str], public_key: str, *, lifetime_s: float = 90 * DAY_S
+    ) -> str:
+        """The certificate, with its chain, for a key that another machine has made."""
+        try:
+            public = serialization.load_pem_public_key(public_key.encode())
+        except ValueError as error:
+            raise errors.InvalidInput(f"not a public key: {error}") from error
+        if not isinstance(public, ec.EllipticCurvePublicKey) or not isinstance(public.curve, ec.SECP256R1):
+            raise errors.InvalidInput("the key of a certificate must be on the curve P-256")
+        with private_files.locked(self._folder):
+            authority = self._load(_CA)
+            leaf = _leaf(authority, name, _names(hosts), public, self._clock(), lifetime_s)
+        return _pem(leaf, *authority.chain).decode()
+
+    def adopt(self, name: str, key: CertificateKey, chain: str, bundle: str) -> None:
+        """Store a certificate that the authority on another machine has signed for this key."""
+        private_files.replace_file(self.bundle, bundle.encode(), mode=private_files.PUBLIC)
+        certificate, *others = x509.load_pem_x509_certificates(chain.encode())
+        signed = _Signed(key.private, certificate, tuple(others))
+        private_files.replace_file(self.pair(name).path, signed.pem())
+
+    def is_due(self, name: str, *, renew_at: float = 2 / 3) -> bool:
+        return status(name, self._load(name).certificate, now=self._clock(), renew_at=renew_at).due
 
     def pair(self, name: str) -> CertificatePair:
         if subjects.token(name) in (_CA, _BUNDLE):
@@ -211,7 +258,7 @@ def _authority(domain: str, generation: int, now: float, lifetime_s: float) -> _
     # Each generation has its own name, so that a verifier never tries the key of one on a signature of
     # another.
     name = _name(f"Muster {domain} authority {generation}")
-    builder = _authority_builder(name, name, key, now, now + lifetime_s)
+    builder = _authority_builder(name, name, key.public_key(), key, now, now + lifetime_s)
     return _Signed(key, builder.sign(key, hashes.SHA256()))
 
 
@@ -220,7 +267,7 @@ def _cross(new: _Signed, old: _Signed) -> x509.Certificate:
     subject, issuer = new.certificate.subject, old.certificate.subject
     ends = min(ends, new.certificate.not_valid_after_utc)
     builder = _authority_builder(
-        subject, issuer, new.key, begins.timestamp() + _BACKDATE_S, ends.timestamp(), signer=old.key
+        subject, issuer, new.key.public_key(), old.key, begins.timestamp() + _BACKDATE_S, ends.timestamp()
     )
     return builder.sign(old.key, hashes.SHA256())
 
@@ -228,11 +275,10 @@ def _cross(new: _Signed, old: _Signed) -> x509.Certificate:
 def _authority_builder(
     subject: x509.Name,
     issuer: x509.Name,
-    key: ec.EllipticCurvePrivateKey,
+    public: ec.EllipticCurvePublicKey,
+    signer: ec.EllipticCurvePrivateKey,
     now: float,
     ends: float,
-    *,
-    signer: ec.EllipticCurvePrivateKey | None = None,
 ) -> x509.CertificateBuilder:
     usage = x509.KeyUsage(
         digital_signature=False,
@@ -246,45 +292,49 @@ def _authority_builder(
         decipher_only=False,
     )
     return (
-        _builder(subject, issuer, key, signer or key, now, ends)
+        _builder(subject, issuer, public, signer, now, ends)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .add_extension(usage, critical=True)
     )
 
 
 def _leaf(
-    authority: _Signed, name: str, names: Sequence[x509.GeneralName], now: float, lifetime_s: float
-) -> _Signed:
+    authority: _Signed,
+    name: str,
+    names: Sequence[x509.GeneralName],
+    public: ec.EllipticCurvePublicKey,
+    now: float,
+    lifetime_s: float,
+) -> x509.Certificate:
     ends = min(now + lifetime_s, authority.certificate.not_valid_after_utc.timestamp())
     if ends <= now:
         raise errors.Refused("the domain's certificate authority has expired", hint="rotate it")
-    key = ec.generate_private_key(ec.SECP256R1())
     # Both: brokers are servers to clients and clients to one another.
     both = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
     builder = (
-        _builder(_name(name), authority.certificate.subject, key, authority.key, now, ends)
+        _builder(_name(name), authority.certificate.subject, public, authority.key, now, ends)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(both, critical=False)
     )
-    return _Signed(key, builder.sign(authority.key, hashes.SHA256()), authority.chain)
+    return builder.sign(authority.key, hashes.SHA256())
 
 
 def _builder(
     subject: x509.Name,
     issuer: x509.Name,
-    key: ec.EllipticCurvePrivateKey,
+    public: ec.EllipticCurvePublicKey,
     signer: ec.EllipticCurvePrivateKey,
     now: float,
     ends: float,
 ) -> x509.CertificateBuilder:
-    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    identifier = x509.SubjectKeyIdentifier.from_public_key(public)
     issued_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
-        .public_key(key.public_key())
+        .public_key(public)
         .serial_number(x509.random_serial_number())
         .not_valid_before(_utc(now - _BACKDATE_S))
         .not_valid_after(_utc(ends))

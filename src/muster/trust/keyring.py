@@ -13,6 +13,8 @@
     accounts/<domain>/revoked.json   user key -> when it was revoked and when it would have expired
     accounts/<domain>/users/<identity>.jwt, .creds
     accounts/<domain>/keys/<user key>  the identity that the key was issued to: no other may have it
+    accounts/<domain>/machines/<machine>/<identity>.jwt   the keys of a machine that joined, for the parts
+                                     that have the same name on each machine
     accounts/<domain>/passwords/<name>.json
 
 There is one operator for a tree of domains, and each domain is an account, so nothing passes between two
@@ -20,12 +22,16 @@ domains unless it is exported and imported. The account ``SYS`` is that of the b
 events to each account, so that a lease can be taken over at once when the connection of its holder closes.
 
 A user's record is its JWT; there is no second list that could disagree with it.
+
+A machine that joined has public documents only, beside the keys of its own parts (`PublicDocuments`,
+`adopt`): no seed with which something could be signed. Exactly one machine signs.
 """
 
 from __future__ import annotations
 
 import contextlib
 import pathlib
+import shutil
 import time
 from collections.abc import Callable, Iterable
 
@@ -54,11 +60,24 @@ CLAIMS_UPDATE = "$SYS.REQ.CLAIMS.UPDATE"
 # A broker reads at most 4,096 bytes of the first line of a connection, which has more than the document.
 _LINE_MAX = 3650
 REVOCATIONS_MAX = 10_000  # of credentials that have not expired: the account of more exceeds a message
+DOCUMENTS_BYTES = 512 << 10  # of users' documents in one reply
 CLOCK_STEP_S = 86_400  # a revocation is kept for so long after the expiry of its key: clocks may be set back
 
 _SIGNING = "keys/signing.seed"
 _SECRETS = "secrets.key"
+_MACHINE = "machine"
 _RESTORE = "restore it from a backup"
+
+
+class PublicDocuments(msgspec.Struct, frozen=True, kw_only=True):
+    """What the machines of a domain know of its identities. Without secrets."""
+
+    operator: str
+    accounts: dict[str, str]  # by domain, with that of the brokers
+    grants: str
+    revoked: str
+    users: dict[str, str]  # documents by identity
+    after: int  # for the next request; the same again: nothing is missing
 
 
 class Keyring:
@@ -93,10 +112,14 @@ class Keyring:
                 raise errors.NotFound(f"no keys in {folder}", hint="`muster init` makes them")
         return cls(folder, _read(folder / "operator.jwt", jwt.OperatorClaims)[1].name, clock=clock)
 
-    def missing_files(self, *, may_be_copy: bool = False) -> list[pathlib.Path]:
+    def missing_files(self) -> list[pathlib.Path]:
         """Files without which the domain cannot start or issue credentials. The seeds of the operator and of
-        the accounts are not among them: they may be stored elsewhere. ``may_be_copy``: as in `signs`."""
-        needed = [self.folder / "operator.jwt", *([] if may_be_copy else [self.folder / _SIGNING])]
+        the accounts are not among them: they may be stored elsewhere."""
+        if self.of_machine:
+            public = [self._account(domain) / "account.jwt" for domain in (SYSTEM, self.domain)]
+            needed = [self.folder / "operator.jwt", self._account(self.domain) / "grants.public", *public]
+            return [path for path in needed if not path.exists()]
+        needed = [self.folder / "operator.jwt", self.folder / _SIGNING]
         needed.append(self._account(self.domain) / "grants.public")
         for domain in (SYSTEM, self.domain):
             account = self._account(domain)
@@ -111,9 +134,14 @@ class Keyring:
 
     @property
     def signs(self) -> bool:
-        """Whether this machine signs accounts. In a domain on several machines exactly one does, and the
-        others have copies of its keys without this one: two could each undo revocations of the other."""
+        """Whether this machine signs accounts. In a domain on several machines exactly one does: two could
+        each undo revocations of the other."""
         return (self.folder / _SIGNING).exists()
+
+    @property
+    def of_machine(self) -> bool:
+        """Whether these are the keys of a machine that joined (`adopt`)."""
+        return (self.folder / _MACHINE).exists()
 
     # -- domains
 
@@ -151,7 +179,7 @@ class Keyring:
             if not (self.signs or path.exists()):
                 raise errors.NotFound(
                     f"these keys have no key of secrets: {path} is missing",
-                    hint="copy it from the machine that signs accounts",
+                    hint="only a machine that joined with the role registry has it",
                 )
             return sealed_box.SealedBoxKey.kept_in(path)
 
@@ -315,16 +343,140 @@ class Keyring:
                 )
             # The broker revokes what was issued up to this second; after the clock was set back it must stay
             # revoked.
-            at = max(now, record.issued_at)
-            revoked[record.public_key] = credential_records.CredentialRevocation(
-                identity, at, record.expires_at or 0
-            )
+            for claims in (
+                self._claims(record.domain, identity),
+                *self._on_machines(record.domain, identity),
+            ):
+                revoked[claims.sub] = credential_records.CredentialRevocation(
+                    identity, max(now, claims.iat), claims.exp or 0
+                )
             private_files.replace_file(
                 self._account(record.domain) / "revoked.json", msgspec.json.encode(revoked)
             )
             self._refresh(record.domain)
             self._user(record.domain, identity).with_suffix(".creds").unlink(missing_ok=True)
         return self.show(identity, domain=record.domain)
+
+    # -- machines
+
+    def issue_to_machine(
+        self,
+        machine: str,
+        identity: str,
+        role: roles.Role,
+        public_key: str,
+        *,
+        may_run_commands: bool = False,
+    ) -> str:
+        """The document of a part of a machine that joined. Parts of the same name on several machines are one
+        identity with several keys, which are revoked with it, or with their machine."""
+        domain = self._place(role, None)
+        with private_files.locked(self.folder):
+            public = nkeys.require_kind(public_key, nkeys.KeyKind.USER)
+            if public in self._revoked(domain):
+                raise errors.Refused(f"{identity!r} needs a new key: this one was revoked")
+            document = self._document_of(
+                domain,
+                subjects.identity(identity),
+                role,
+                public,
+                self._clock(),
+                marks=(credential_records.SHELL,) if may_run_commands else (),
+            )
+            user = self._user(domain, identity)
+            if not user.exists() or self.show(identity, domain=domain).status == "revoked":
+                self._store(domain, identity, public, document, None)
+            private_files.replace_file(
+                self._account(domain) / "machines" / subjects.token(machine) / f"{identity}.jwt",
+                document.encode(),
+            )
+            return document
+
+    def revoke_machine(self, machine: str) -> None:
+        """Revoke the keys of all parts of a machine. To be published as `revoke`."""
+        self._key(_SIGNING)
+        with private_files.locked(self.folder):
+            now = int(self._clock())
+            for domain in (SYSTEM, self.domain):
+                folder = self._account(domain) / "machines" / subjects.token(machine)
+                revoked = dict(self._revoked(domain))
+                for path in folder.glob("*.jwt"):
+                    claims = _read(path, jwt.UserClaims)[1]
+                    revoked[claims.sub] = credential_records.CredentialRevocation(
+                        path.stem, max(now, claims.iat), claims.exp or 0
+                    )
+                private_files.replace_file(
+                    self._account(domain) / "revoked.json", msgspec.json.encode(revoked)
+                )
+                self._refresh(domain)
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _on_machines(self, domain: str, identity: str) -> list[jwt.JwtClaims]:
+        paths = (self._account(domain) / "machines").glob(f"*/{identity}.jwt")
+        return [_read(path, jwt.UserClaims)[1] for path in paths]
+
+    def public_documents(self, after: int = -1) -> PublicDocuments:
+        """What other machines need: no secrets. ``after``: only users' documents that are later."""
+        users: dict[str, str] = {}
+        size = 0
+        folder = self._account(self.domain) / "users"
+        changed = sorted((path.stat().st_mtime_ns, path) for path in folder.glob("*.jwt"))
+        for at, path in changed:
+            if at > after:
+                users[path.stem] = path.read_text()
+                size += len(users[path.stem])
+                after = at
+                if size > DOCUMENTS_BYTES:
+                    break
+        return PublicDocuments(
+            operator=_read(self.folder / "operator.jwt", jwt.OperatorClaims)[0],
+            accounts={domain: self._document(domain)[0] for domain in (SYSTEM, self.domain)},
+            grants=self.root_of_grants(),
+            revoked=msgspec.json.encode(self._revoked(self.domain)).decode(),
+            users=users,
+            after=after,
+        )
+
+    @classmethod
+    def adopt(cls, folder: pathlib.Path, domain: str, documents: PublicDocuments) -> Keyring:
+        """Create or update the keys of a machine that joined. Its own parts keep their documents."""
+        trust = cls(folder, domain)
+        account = trust._account(domain)
+        private_files.make_folder(account)
+        with private_files.locked(folder):
+            for name, text in documents.users.items():
+                path = trust._user(domain, subjects.token(name))
+                if not path.with_suffix(".creds").exists():
+                    private_files.replace_file(path, text.encode())
+            written = {
+                account / "grants.public": documents.grants,
+                account / "revoked.json": documents.revoked,
+                **{trust._account(name) / "account.jwt": text for name, text in documents.accounts.items()},
+                folder / _MACHINE: "",
+                folder / "operator.jwt": documents.operator,
+            }
+            for path, text in written.items():
+                if not path.exists() or path.read_text() != text:
+                    private_files.replace_file(path, text.encode())
+        return trust
+
+    def store_own(self, identity: str, role: roles.Role, document: str, key: nkeys.KeyPair) -> None:
+        """The credentials of a part of this machine, which joined."""
+        path = self._user(self._place(role, None), subjects.token(identity))
+        private_files.replace_file(path, document.encode())
+        text = credentials.Credentials(document, key.seed).render()
+        private_files.replace_file(path.with_suffix(".creds"), text.encode())
+
+    def seal_secrets_for(self, public: str, machine: str) -> str:
+        """The key of secrets, in a box that only this machine's key opens."""
+        self.key_of_secrets()
+        path = self._account(self.domain) / _SECRETS
+        return sealed_box.seal(public, path.read_bytes(), f"{_SECRETS} {machine}")
+
+    def open_secrets(self, box: str, key: sealed_box.SealedBoxKey, machine: str) -> None:
+        private_files.replace_file(
+            self._account(self.domain) / _SECRETS, key.open(box, f"{_SECRETS} {machine}")
+        )
 
     def show(self, identity: str, *, domain: str | None = None) -> credential_records.CredentialRecord:
         domain = domain or self.domain

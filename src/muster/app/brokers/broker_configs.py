@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,10 +11,13 @@ from typing import Any
 
 from muster.app import log_files
 from muster.app.brokers import addresses
+from muster.app.machines import membership
 from muster.bus.brokers import config
 from muster.bus.locator import server
 from muster.core.settings import bus as settings_bus
 from muster.core.settings import domain as settings_domain
+
+COMPANION = "-companion"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +30,21 @@ class BrokerTrustFiles:
 
 
 def broker_configs(
-    settings: settings_domain.BaseSettings, trusted: BrokerTrustFiles, folder: Path
+    settings: settings_domain.BaseSettings,
+    trusted: BrokerTrustFiles,
+    folder: Path,
+    machines: membership.MachineList | None = None,
 ) -> list[config.BrokerConfig]:
-    """The brokers of the domain's layout, each with its own folder below ``folder``.
+    """The brokers of the domain's layout, each with its own folder below ``folder``. On each of several
+    ``machines`` there is one.
 
     Leaves of a tree come last and without their links, because the addresses of their parents are known only
     at run time.
     """
     bus = settings.bus
     name = settings.domain.name
+    if bus.route_port and machines is not None:
+        return list(_of_machine(settings, trusted, folder, machines))
     clusters = bus.clusters if bus.layout == "super-cluster" else 1
     configs: list[config.BrokerConfig] = []
 
@@ -49,6 +59,38 @@ def broker_configs(
     for number in range(1, bus.leaves + 1):
         add(f"{name}-leaf-{number}", stores=True, leaf=True)
     return configs
+
+
+def _of_machine(
+    settings: settings_domain.BaseSettings,
+    trusted: BrokerTrustFiles,
+    folder: Path,
+    machines: membership.MachineList,
+) -> Iterator[config.BrokerConfig]:
+    """A member of the cluster of all machines. Certificates admit its peers, so there is no secret.
+
+    While it is the only one that stores, it has a companion without storage: NATS elects no leader of the
+    storage before it has a route to another broker.
+    """
+    here = machines.here
+    made = _broker(settings, trusted, folder, here.broker, 0, stores=here.stores)
+    cluster = config.BrokerCluster(
+        name=settings.domain.name,
+        port=settings.bus.route_port,
+        routes=tuple(other.route for other in machines.brokers if other is not here),
+        founders=tuple(other.broker for other in machines.storing),
+    )
+    yield dataclasses.replace(made, cluster=cluster)
+    if machines.storing == (here,):
+        companion = _broker(settings, trusted, folder, here.broker + COMPANION, None, stores=False)
+        yield dataclasses.replace(
+            companion,
+            host="127.0.0.1",
+            advertise=None,
+            websocket=None,
+            leaf=None,
+            cluster=config.BrokerCluster(name=settings.domain.name, advertises=False),
+        )
 
 
 def extra(

@@ -17,6 +17,7 @@ import msgspec
 
 from muster.app import certificates, home, identities
 from muster.app.brokers import broker_configs
+from muster.app.machines import membership
 from muster.app.operations import control
 from muster.bus.brokers import broker, config, diagnosis, files, network, storage, topology
 from muster.bus.brokers import control as broker_control
@@ -38,10 +39,17 @@ TOPICS_MAX = 1_000
 
 class BrokerSet:
     def __init__(
-        self, settings: domain.BaseSettings, folder: home.DomainFolder, *, outlive_s: float = 0.0
+        self,
+        settings: domain.BaseSettings,
+        folder: home.DomainFolder,
+        *,
+        machines: membership.MachineList | None = None,
+        outlive_s: float = 0.0,
     ) -> None:
-        """``outlive_s``: how long the brokers run without this process and wait for its successor."""
+        """``machines``: those of the domain, if it may have several. ``outlive_s``: how long the brokers run
+        without this process and wait for its successor."""
         self._settings = settings
+        self._machines = machines
         self._outlive_s = outlive_s
         self._folder = folder
         self._network: network.BrokerNetwork | None = None
@@ -65,7 +73,10 @@ class BrokerSet:
     @property
     def urls(self) -> tuple[str, ...]:
         """All brokers. A client that stores nothing may use any of them."""
-        return () if self._network is None else tuple(self._network.urls)
+        members = {} if self._network is None else self._network.brokers
+        return tuple(
+            member.url for name, member in members.items() if not name.endswith(broker_configs.COMPANION)
+        )
 
     @property
     def root_urls(self) -> tuple[str, ...]:
@@ -73,7 +84,17 @@ class BrokerSet:
         its own, so a service that connected there would be alone."""
         members = {} if self._network is None else self._network.brokers
         roots = self._own - broker_configs.leaf_parents(self._settings).keys()
-        return tuple(member.url for name, member in members.items() if name in roots)
+        own = tuple(
+            member.url
+            for name, member in members.items()
+            if name in roots and not name.endswith(broker_configs.COMPANION)
+        )
+        return (*own, *self.remote_urls)
+
+    @property
+    def remote_urls(self) -> tuple[str, ...]:
+        """The brokers of other machines of the domain."""
+        return () if self._machines is None else self._machines.remote_urls
 
     async def start(
         self, trust: keyring.Keyring, *, measure: metrics.Metrics, on_failure: Callable[[BaseException], None]
@@ -91,7 +112,7 @@ class BrokerSet:
         system = await asyncio.to_thread(identities.system_credentials, trust)
         bus = self._settings.bus
         self._network = network.BrokerNetwork(
-            broker_configs.broker_configs(self._settings, self._trusted, self._folder.brokers),
+            self._configs(),
             program=Path(bus.binary) if bus.binary else None,
             supervise=backoff.BackoffPolicy(pause_s_max=bus.restart_wait_max_s),
             system_credentials=system,
@@ -111,6 +132,33 @@ class BrokerSet:
         for leaf, parent in broker_configs.leaf_parents(self._settings).items():
             await self.link(leaf, parent)
         await self._network.reload_adopted()
+
+    def _configs(self) -> list[config.BrokerConfig]:
+        return broker_configs.broker_configs(
+            self._settings, self._trusted, self._folder.brokers, self._machines
+        )
+
+    async def follow(self, machines: membership.MachineList) -> None:
+        """Other machines have joined or left, or this one shares the storage from now on."""
+        self._machines = machines
+        due = {made.name: made for made in self._configs()}
+        own = machines.here.broker
+        await self.running.reconfigure(due[own])
+        companion = own + broker_configs.COMPANION
+        if companion in self.running.brokers and companion not in due:
+            watcher = self._watchers.pop(companion, None)
+            if watcher is not None:
+                watcher.cancel()
+            await self.running.remove(companion)
+            self._own -= {companion}
+
+    async def storage_group(self) -> storage.StorageGroup:
+        """The brokers that share the storage, also those of other machines."""
+        return await self.running.storage_group()
+
+    async def strike(self, name: str) -> None:
+        """Remove a lost broker of another machine from those."""
+        await self.running.strike(name)
 
     async def stop(self) -> None:
         await self._tasks.close()

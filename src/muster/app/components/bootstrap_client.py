@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from muster.app import enrolment
+from muster.app.machines import admission, membership
 from muster.bus import api
 from muster.bus.rpc import client as rpc
 from muster.core import subjects
@@ -85,8 +86,10 @@ class BootstrapClient:
         approval: bool = False,
         lifetime_s: float = enrolment.LIFETIME_S,
         servers: Sequence[str] = (),
+        machine_roles: Sequence[str] = (),
     ) -> IssuedEnrolment:
-        """A one-time token. ``approval``: an operator has to approve the machine that uses it."""
+        """A one-time token. ``approval``: an operator has to approve the machine that uses it.
+        ``machine_roles``: of a machine of the domain; it may choose its name, if that is empty."""
         return await self._request(
             IssuedEnrolment,
             "token",
@@ -94,6 +97,7 @@ class BootstrapClient:
             approval=approval,
             lifetime_s=lifetime_s,
             servers=list(servers),
+            machine_roles=list(machine_roles),
         )
 
     async def approve(self, name: str) -> enrolment.ApprovedMachine:
@@ -104,11 +108,38 @@ class BootstrapClient:
         rows = [row async for row in rpc.pages(self._bus, self._subject("waiting"))]
         return msgspec.convert(rows, list[enrolment.WaitingMachine])
 
-    async def enrol(self, public_key: str, *, machine: str = "", name: str = "") -> enrolment.EnrolledMachine:
-        """Enrol this machine, with the identity of a token; again with ``name`` to renew its document."""
+    async def enrol(
+        self,
+        public_key: str,
+        *,
+        machine: str = "",
+        name: str = "",
+        join: admission.JoinRequest | None = None,
+    ) -> enrolment.EnrolledMachine:
+        """Enrol this machine, with the identity of a token; again with ``name`` to renew its document.
+        ``join``: as a machine of the domain."""
+        more = {} if join is None else {"join": msgspec.to_builtins(join)}
         return await self._request(
-            enrolment.EnrolledMachine, "enrol", public_key=public_key, machine=machine, name=name
+            enrolment.EnrolledMachine, "enrol", public_key=public_key, machine=machine, name=name, **more
         )
+
+    async def machines(self) -> list[membership.Machine]:
+        return await self._request(list[membership.Machine], "machines")
+
+    async def directory(
+        self, machine: str, after: int, *, certificate_key: str = ""
+    ) -> admission.DirectoryPage:
+        """What a machine that joined follows."""
+        return await self._request(
+            admission.DirectoryPage,
+            "directory",
+            machine=machine,
+            after=after,
+            certificate_key=certificate_key,
+        )
+
+    async def remove_machine(self, name: str) -> membership.Machine:
+        return await self._request(membership.Machine, "remove-machine", name=name)
 
     def _subject(self, verb: str) -> str:
         return subjects.from_identity(protocol.PART, self._bus.identity, KIND, verb)

@@ -21,6 +21,8 @@ from muster.app import certificates, enrolment, identities, log_files
 from muster.app.brokers import addresses
 from muster.app.components import bootstrap_client, component
 from muster.app.components import context as context_
+from muster.app.machines import admission, membership
+from muster.app.machines import roles as machine_roles_
 from muster.app.supervisor import child_component, worker
 from muster.bus.http import health as http_health
 from muster.bus.rpc import server
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 
 KIND = bootstrap_client.KIND
 ENROL = f"{KIND}.enrol"
+DIRECTORY = f"{KIND}.directory"
+REMOVE = f"{KIND}.remove-machine"
 FORGOTTEN_LOOK_S = 5.0
 ENROLMENT_S = 10.0  # for a request to the registry: others wait meanwhile
 
@@ -60,12 +64,15 @@ class ManagementComponent:
         # A machine that enrols again while its old credentials are about to end keeps the new ones.
         self._credentials = asyncio.Lock()
         self._enrolment: enrolment.EnrolmentService
+        self._admission: admission.MachineAdmission
 
     async def start(self, context: context_.ComponentContext) -> None:
         self._context = context
+        self._admission = admission.MachineAdmission(context.settings, context.trust)
         self._enrolment = enrolment.EnrolmentService(
             client.ManageClient(context.bus, timeout_s=ENROLMENT_S),
             context.trust,
+            self._admission,
             lifetime_s=context.settings.trust.agent_lifetime_s,
         )
         for name in _names(self._settings):
@@ -172,6 +179,9 @@ class ManagementComponent:
             plain(f"{KIND}.approve", self._enrolment.approve),
             server.RpcOperation(f"{KIND}.token", self._token, what="enrolment-token"),
             server.RpcOperation(ENROL, self._enrol),
+            plain(f"{KIND}.machines", self._machines, audited=False),
+            plain(DIRECTORY, self._directory, audited=False),
+            plain(REMOVE, self._remove_machine, what="machine-removal"),
         ]
 
     async def _authorize(
@@ -182,6 +192,8 @@ class ManagementComponent:
         if operation.name == ENROL:
             if record.role != roles.Role.JOINING:
                 raise errors.Forbidden(f"{call.identity} is not the identity of an enrolment token")
+        elif operation.name == DIRECTORY and record.role == roles.Role.BOOTSTRAP:
+            return
         elif record.role != roles.Role.OPERATOR or record.status != "valid":
             raise errors.Forbidden(
                 f"{call.identity} ({record.role}, {record.status}) may not {verb}: only an operator may"
@@ -209,6 +221,7 @@ class ManagementComponent:
         approval: bool = False,
         lifetime_s: float = enrolment.LIFETIME_S,
         servers: Sequence[str] = (),
+        machine_roles: Sequence[str] = (),
     ) -> bootstrap_client.IssuedEnrolment:
         running = await asyncio.to_thread(self._context.folder.running)
         assert running is not None
@@ -228,15 +241,36 @@ class ManagementComponent:
             locator=next(iter(locators), ""),
             approval=approval,
             lifetime_s=lifetime_s,
+            machine_roles=machine_roles_.check(machine_roles) if machine_roles else (),
         )
         return bootstrap_client.IssuedEnrolment(name=name, token=token)
 
+    async def _machines(self) -> list[membership.Machine]:
+        return list((await asyncio.to_thread(self._admission.machines)).machines)
+
+    async def _directory(
+        self, machine: str, after: int = -1, certificate_key: str = ""
+    ) -> admission.DirectoryPage:
+        return await asyncio.to_thread(self._admission.page, machine, after, certificate_key)
+
+    async def _remove_machine(self, name: str) -> membership.Machine:
+        async with self._credentials:
+            removed = await asyncio.to_thread(self._admission.remove, name)
+        self._context.tasks.loop("revocation", self._publish_revocations)
+        return removed
+
     async def _enrol(
-        self, call: server.RpcCall, public_key: str, machine: str = "", name: str = ""
+        self,
+        call: server.RpcCall,
+        public_key: str,
+        machine: str = "",
+        name: str = "",
+        join: dict[str, Any] | None = None,
     ) -> enrolment.EnrolledMachine:
+        request = None if join is None else msgspec.convert(join, admission.JoinRequest)
         try:
             async with self._credentials:
-                admitted = await self._enrolment.enrol(call.identity, public_key, machine, name)
+                admitted = await self._enrolment.enrol(call.identity, public_key, machine, name, request)
         except errors.Unavailable:  # a machine that waits for approval repeats its request
             call.audited = False
             raise

@@ -15,7 +15,7 @@ import contextlib
 import itertools
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,21 +103,27 @@ def _reason(use: BudgetUsage) -> str:
 
 
 def drifted_streams(
-    budgets: Iterable[api.StreamBudget], settings: domain.BaseSettings
-) -> Iterator[tuple[str, retention.RetentionBudget]]:
-    """Streams whose budget differs from the settings, and the budget of the settings."""
+    budgets: Iterable[api.StreamBudget], settings: domain.BaseSettings, at_least: int = 0
+) -> Iterator[tuple[str, retention.RetentionBudget, int]]:
+    """Streams whose budget differs from the settings, and the budget and replicas that they should have.
+    ``at_least``: of several machines, on which replicas of each stream are only added."""
     budgets = list(budgets)
     logs = sum(budget.stream in roles.STREAMS["message"] for budget in budgets)
     ours = settings.retention.streams(max(1, logs))
     for budget in budgets:
+        replicas = max(budget.replicas, at_least) if at_least else settings.bus.replicas
         should = ours.get(budget.stream)
+        if should is None and budget.replicas < at_least:  # of a user
+            should = retention.RetentionBudget(
+                max_bytes=budget.limit_bytes, max_age_s=budget.max_age_s, on_full=budget.on_full.value
+            )
         if should is not None and (
             budget.limit_bytes,
             budget.max_age_s,
             budget.on_full.value,
             budget.replicas,
-        ) != (should.max_bytes, should.max_age_s, should.on_full, settings.bus.replicas):
-            yield budget.stream, should
+        ) != (should.max_bytes, should.max_age_s, should.on_full, replicas):
+            yield budget.stream, should, replicas
 
 
 class RetentionMonitor:
@@ -127,8 +133,10 @@ class RetentionMonitor:
     depends_on: Sequence[str] = ()
     vital = False
 
-    def __init__(self, *, period_s: float = PERIOD_S) -> None:
+    def __init__(self, *, period_s: float = PERIOD_S, replicas: Callable[[], int] = int) -> None:
+        """``replicas``: that each stream has at least; 0: as in the settings."""
         self._period_s = period_s
+        self._replicas = replicas
         self._is_checked = asyncio.Event()
         self._context: context_.ComponentContext
         self._measured: dict[str, list[BudgetUsage]] = {}  # by what was measured
@@ -222,16 +230,17 @@ class RetentionMonitor:
     async def _settle(self, budgets: list[api.StreamBudget]) -> list[api.StreamBudget]:
         """Set the budgets of the settings on streams; returns the resulting budgets."""
         settings = self._context.settings
-        others = dict(drifted_streams(budgets, settings))
-        self._unsettled = {name: why for name, why in self._unsettled.items() if name in others}
-        for name, should in others.items():
+        others = list(drifted_streams(budgets, settings, self._replicas()))
+        names = {name for name, *_ in others}
+        self._unsettled = {name: why for name, why in self._unsettled.items() if name in names}
+        for name, should, replicas in others:
             try:
                 await self._context.bus.limit(
                     name,
                     max_bytes=should.max_bytes,
                     max_age_s=should.max_age_s,
                     on_full=api.FullPolicy(should.on_full),
-                    replicas=settings.bus.replicas,
+                    replicas=replicas,
                 )
             except errors.NotFound:
                 continue  # deleted meanwhile

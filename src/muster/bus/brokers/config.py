@@ -78,12 +78,18 @@ class BrokerListener:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerCluster:
-    """A full mesh. Every member lists the others; ``secret`` authenticates members where there is no TLS."""
+    """A full mesh. Every member lists the others; ``secret`` authenticates members where there is no TLS.
+
+    ``founders``: the brokers that share the storage when this one starts with an empty store, itself
+    included. Without them NATS waits for a second broker before it stores anything.
+    """
 
     name: str
     port: int = 0
     routes: tuple[str, ...] = ()
     secret: str | None = None
+    founders: tuple[str, ...] = ()
+    advertises: bool = True  # its address to the clients of the others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -342,6 +348,7 @@ def _document(config: BrokerConfig) -> dict[str, Any]:
             "host": config.host,
             "port": config.cluster.port,
             "routes": list(config.cluster.routes),
+            "no_advertise": not config.cluster.advertises,
             **_pings(min(config.ping_interval_s, ROUTE_PING_S)),
             **_secret(config.cluster.secret),
             **peer_tls,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
+import struct
 from pathlib import Path
 
 from muster.bus.brokers import config, diagnosis
-from muster.core import files
+from muster.core import errors, files
 
 FULL_BYTES = config.MIB  # with less than this, some messages cannot be stored
+_ID_DIGITS = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 FREE_BYTES_MIN = 16 * config.MIB  # with less than this a broker is not started
 
 
@@ -20,9 +23,49 @@ def prepare(settings: config.BrokerConfig) -> None:
             free_bytes = shutil.disk_usage(folder).free
             if free_bytes < FREE_BYTES_MIN:
                 raise diagnosis.disk_full(settings.name, folder, free_bytes)
+        _found(settings)
     except OSError as error:
         raise diagnosis.unwritable(settings.name, error) from error
     write_config(settings)
+
+
+def has_single_storage(settings: config.BrokerConfig) -> bool:
+    """Whether its store is that of a broker without a cluster, whose streams a cluster would delete."""
+    store = settings.store_path
+    if store is None or _group_folder(settings, store).exists():
+        return False
+    return any(store.glob("jetstream/*/streams"))
+
+
+def _group_folder(settings: config.BrokerConfig, store: Path) -> Path:
+    system = settings.trust.system_account if settings.trust else "$SYS"
+    return store / "jetstream" / system / "_js_" / "_meta_"
+
+
+def _found(settings: config.BrokerConfig) -> None:
+    """Write the members of the storage group, in the format of the server, for a new store."""
+    cluster, store = settings.cluster, settings.store_path
+    if cluster is None or store is None or not cluster.founders:
+        return
+    if has_single_storage(settings):
+        raise errors.Conflict(
+            f"the store of broker {settings.name} is that of a single broker, and cannot become that of a "
+            "cluster",
+            hint="`muster backup` with bus.route_port = 0, then `muster restore` into a home with it",
+        )
+    folder = _group_folder(settings, store)
+    if folder.exists():
+        return
+    peers = b"".join(map(_peer_id, cluster.founders))
+    count = len(cluster.founders)
+    folder.mkdir(parents=True, mode=0o700)
+    files.write(folder / "peers.idx", struct.pack("<II", count, count) + peers + struct.pack("<H", 0))
+
+
+def _peer_id(name: str) -> bytes:
+    """The id that the server gives to a broker of this name."""
+    digest = hashlib.sha256(name.encode()).digest()[:8]
+    return bytes(_ID_DIGITS[byte % len(_ID_DIGITS)] for byte in digest)
 
 
 def full_disk(settings: config.BrokerConfig) -> diagnosis.BrokerFailed | None:

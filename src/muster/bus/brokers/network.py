@@ -241,6 +241,19 @@ class BrokerNetwork:
         if sharing:
             await storage.remove_peer(name, sharing, self._access(member))
 
+    async def storage_group(self) -> storage.StorageGroup:
+        """The brokers that share the storage of this network, also those of other machines."""
+        member = next(iter(self.brokers.values()))
+        return await storage.group_of([member.address], self._access(member))
+
+    async def strike(self, name: str) -> None:
+        """Remove a broker that is lost, outside of this network, from those that share the storage. Its
+        replicas move to others."""
+        member = next(iter(self.brokers.values()))
+        await system_account.request(
+            [member.address], self._access(member), "$JS.API.SERVER.REMOVE", {"peer": name}
+        )
+
     async def _empty(self, member: broker.Broker, sharing: Sequence[broker.Broker], timeout_s: float) -> None:
         if member.state is not broker.BrokerState.RUNNING:
             raise errors.Refused(
@@ -288,6 +301,25 @@ class BrokerNetwork:
             topology.with_routes(broker_config, configs, self._outside_routes[broker_config.name]),
             configs,
         )
+
+    async def reconfigure(self, settings: config.BrokerConfig, *, drain_s: float = DRAIN_S) -> None:
+        """Other routes to brokers outside, at once; with or without storage, by a restart."""
+        member = self[settings.name]
+        assert settings.cluster is not None
+        self._outside_routes[settings.name] = settings.cluster.routes
+        changed = self._wired(
+            dataclasses.replace(
+                member.config,
+                storage=settings.storage,
+                cluster=dataclasses.replace(
+                    settings.cluster, port=member.config.cluster.port if member.config.cluster else 0
+                ),
+            )
+        )
+        if (changed.storage is None) != (member.config.storage is None):
+            await member.restart(changed, drain_s=drain_s)
+        elif changed != member.config:
+            await member.apply(changed)
 
     async def _rewire(self) -> None:
         """Write the current members of each cluster to the configuration of the running ones. They know new
@@ -337,7 +369,8 @@ class BrokerNetwork:
         """A single broker cannot have the storage of a cluster: NATS waits for a second one without limit."""
         cluster, gateway = member.config.cluster, member.config.gateway
         outside = self._outside_routes[member.name] or (gateway is not None and gateway.remotes)
-        if cluster is not None and self._sharing(member) == [member] and not outside:
+        founded = cluster is not None and cluster.founders
+        if cluster is not None and self._sharing(member) == [member] and not outside and not founded:
             raise errors.InvalidInput(
                 f"broker {member.name} is the only one of its cluster with storage", hint=storage.TWO_OR_MORE
             )

@@ -93,12 +93,13 @@ def runs(process: BrokerProcess, settings: config.BrokerConfig) -> bool:
 
 
 def fingerprint(settings: config.BrokerConfig) -> str:
-    """Of the settings that cannot change while a broker runs: all but accounts and leaf links."""
+    """Of the settings that cannot change while a broker runs: all but accounts, routes and leaf links."""
     trust = settings.trust
     if trust is not None:
         system = {trust.system_account: trust.accounts[trust.system_account]}
         trust = dataclasses.replace(trust, accounts=system)
-    text = config.render(dataclasses.replace(settings, trust=trust, remotes=()))
+    cluster = settings.cluster and dataclasses.replace(settings.cluster, routes=(), founders=())
+    text = config.render(dataclasses.replace(settings, trust=trust, remotes=(), cluster=cluster))
     return hashlib.sha256(text.encode()).hexdigest()
 
 

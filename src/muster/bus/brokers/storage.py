@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from muster.bus.brokers import broker, system_account
 from muster.bus.streams import integrity
@@ -81,6 +82,30 @@ async def remove_peer(
             hint="see that more than half of the brokers that ever shared it run, and try again",
         ) from None
     await wait_until_settled(others, ELECTION_TIMEOUT_S)
+
+
+@dataclass(frozen=True, slots=True)
+class StorageGroup:
+    """The brokers that share a storage, as its leader knows them, and those that it is connected to."""
+
+    members: frozenset[str] = frozenset()
+    current: frozenset[str] = frozenset()
+
+
+async def group_of(addresses: Sequence[str], access: system_account.SystemAccess) -> StorageGroup:
+    """Without members while there is no leader."""
+    answers = await system_account.gather(
+        addresses, access, "$SYS.REQ.SERVER.PING.JSZ", enough=1, payload=b'{"leader_only": true}'
+    )
+    for answer in answers:
+        group = (answer.get("data") or {}).get("meta_cluster") or {}
+        if leader := group.get("leader"):
+            peers = group.get("replicas") or ()
+            return StorageGroup(
+                frozenset({leader, *(peer["name"] for peer in peers)}),
+                frozenset({leader, *(peer["name"] for peer in peers if peer.get("current"))}),
+            )
+    return StorageGroup()
 
 
 async def recreate_replica(

@@ -39,14 +39,20 @@ async def request(
 
 
 async def gather(
-    addresses: Sequence[str], access: SystemAccess, subject: str, *, enough: int, timeout_s: float = 1.0
+    addresses: Sequence[str],
+    access: SystemAccess,
+    subject: str,
+    *,
+    enough: int,
+    timeout_s: float = 1.0,
+    payload: bytes = b"",
 ) -> list[dict[str, Any]]:
     """Send a request to every broker, and collect replies until there are ``enough`` or the time has
     passed."""
     async with await _connect(addresses, access) as bus:
         return [
             json.loads(reply.data)
-            for reply in await bus.gather(subject, b"", enough=enough, timeout_s=timeout_s)
+            for reply in await bus.gather(subject, payload, enough=enough, timeout_s=timeout_s)
         ]
 
 

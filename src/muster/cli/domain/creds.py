@@ -283,6 +283,7 @@ async def _tell(invocation: command.Invocation) -> bool:
             async with await client.connect(servers, creds=creds, tls=tls) as bus:
                 rows = await control.BrokerControl(bus, timeout_s=LIST_S).brokers()
             # One that does not run receives the account when it is started.
-            servers = tuple(row.url for row in rows if row.url and row.pid)
+            own = tuple(row.url for row in rows if row.url and row.pid)
+            servers = (*own, *running.remote_servers)
     await identities.publish_accounts(trust, servers, tls=tls)
     return True

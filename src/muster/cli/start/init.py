@@ -7,6 +7,7 @@ import click
 from muster.cli import command
 from muster.cli.domain import config
 
+ROUTE_PORT = 6222  # for the brokers of machines that join
 _HEAD = """\
 # Settings of this domain. `muster config print` shows all of them and where each comes from;
 # the page "Settings" of the documentation explains each one.
@@ -19,6 +20,10 @@ _HEAD = """\
         ("muster init", "a home in ~/.muster"),
         ("muster init --home ./.muster --name lab", "found by commands that run in this folder"),
         ("muster init --brokers 3 --port 4222", "three brokers on ports 4222 to 4224"),
+        (
+            "muster init --name fleet --host 10.0.0.1",
+            "the first machine; `muster join` adds others",
+        ),
     ],
 )
 @click.option("--name", metavar="NAME", default="local", show_default=True, help="The domain's name.")
@@ -48,6 +53,7 @@ def init(
     from muster.app import certificates, home, identities
     from muster.app import settings as app_settings
     from muster.core import errors, files
+    from muster.core.formats import toml
     from muster.core.settings import loader
 
     place = home.Home.find(invocation.home)
@@ -64,11 +70,15 @@ def init(
         **config.parse_overrides(overrides),
     }
     given = loader.resolve(app_settings.Settings, flags=flags).settings  # typed, and checked
+    bus = given.bus
+    if bus.uses_tls and bus.port and not bus.servers and (bus.brokers, bus.layout) == (1, "mesh"):
+        flags.setdefault("bus.route_port", str(ROUTE_PORT))  # machines can join
+        given = loader.resolve(app_settings.Settings, flags=flags).settings
     values = {key: loader.value_of(given, tuple(key.split("."))) for key in flags}
     place.root.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = place.settings_file.with_suffix(".draft")
     try:
-        files.write(draft, (_HEAD + _toml(values)).encode(), mode=files.PUBLIC)
+        files.write(draft, (_HEAD + toml.sections(values)).encode(), mode=files.PUBLIC)
         made = loader.load(app_settings.Settings, file=draft)
         identities.open_or_create(made)
         certificates.ensure_authority(made)
@@ -94,13 +104,3 @@ def init(
         f"  keys      {facts['keys']} (keep a copy in a safe place)\n"
         f"next: {command.program()} up{option}",
     )
-
-
-def _toml(values: dict[str, object]) -> str:
-    from muster.core.formats import toml
-
-    sections: dict[str, list[str]] = {}
-    for key, value in values.items():
-        section, _, name = key.rpartition(".")
-        sections.setdefault(section, []).append(f"{name} = {toml.write(value)}")
-    return "".join(f"\n[{section}]\n" + "\n".join(lines) + "\n" for section, lines in sections.items())

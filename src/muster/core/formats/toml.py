@@ -81,13 +81,22 @@ def _names(dotted: str) -> Path:
     return tuple(part.strip().strip("\"'") for part in dotted.split("."))
 
 
+def sections(values: Mapping[str, Any]) -> str:
+    """A settings file. The keys are those of settings: ``section.name``."""
+    lines: dict[str, list[str]] = {}
+    for key, value in values.items():
+        section, _, name = key.rpartition(".")
+        lines.setdefault(section, []).append(f"{name} = {write(value)}")
+    return "".join(f"\n[{section}]\n" + "\n".join(of) + "\n" for section, of in lines.items())
+
+
 def write(value: Any) -> str:
-    """Text, a number, a truth or a tuple of them."""
+    """Text, a number, a truth, or several of them."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
         # JSON escapes are valid in TOML, except for DEL, which TOML requires to be escaped.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return f"[{', '.join(map(write, value))}]"
     return repr(value)

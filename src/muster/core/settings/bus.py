@@ -57,6 +57,15 @@ class BusSettings(sections.SettingsSection, frozen=True, kw_only=True):
             "other machines."
         ),
     ] = 0
+    route_port: Annotated[
+        hosts.Port,
+        doc(
+            "Port for the brokers of other machines, which connect to it with certificates of the domain. "
+            "With it, the domain's broker begins as a cluster of one, and machines can join (`muster join`). "
+            "0: no other machine can run a broker. It cannot be set for a broker that has stored streams "
+            "without it."
+        ),
+    ] = 0
     brokers: Annotated[
         int,
         doc(
@@ -239,6 +248,10 @@ class BusSettings(sections.SettingsSection, frozen=True, kw_only=True):
             raise errors.InvalidInput('clusters above 1 need layout = "super-cluster"')
         if self.leaves and self.layout != "leaf-tree":
             raise errors.InvalidInput('leaves need layout = "leaf-tree"')
+        if self.route_port and (self.brokers > 1 or self.layout != "mesh"):
+            raise errors.InvalidInput('route_port needs brokers = 1 and layout = "mesh": one on each machine')
+        if self.route_port and not self.uses_tls:
+            raise errors.InvalidInput("route_port needs TLS: set bus.host to an address, or bus.tls to on")
 
     @property
     def uses_tls(self) -> bool:

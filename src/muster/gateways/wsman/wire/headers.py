@@ -30,9 +30,7 @@ _ONCE = (
     namespaces.WSE("Identifier"),
 )
 _KNOWN = {*_ONCE, namespaces.WSMAN("RequestEPR"), namespaces.WSMAN("RequestTotalItemsCountEstimate")}
-_MICROSOFT = xml.XmlNamespace("http://schemas.microsoft.com/wbem/wsman/1/wsman.xsd")
-#: What clients for Windows send, and what changes nothing here.
-_IGNORED = frozenset(map(_MICROSOFT, ("DataLocale", "FunctionId", "OperationID", "SequenceId", "SessionId")))
+_IGNORED = "http://schemas.microsoft.com/wbem/wsman/1/wsman.xsd"  # DataLocale, SessionId
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ class WsManHeaders:
 
 
 def understood(name: str) -> bool:
-    return name in _KNOWN or addresses.understood(name) or name in _IGNORED
+    return name in _KNOWN or addresses.understood(name) or name.startswith(f"{{{_IGNORED}}}")
 
 
 def is_identify(message: envelope.SoapEnvelope) -> bool:

@@ -52,8 +52,7 @@ XPATH = "http://www.w3.org/TR/1999/REC-xpath-19991116"
 XPATH_1 = f"{PREFIX}/XPath_Level_1"
 SELECTOR_FILTER = f"{PREFIX}/SelectorFilter"
 QUERIES = (
-    "http://schemas.dmtf.org/wbem/wsman/1/WQL",
-    f"{PREFIX}/WQL",
+    f"{PREFIX[:-6]}/wsman/WQL",
     "http://schemas.microsoft.com/wbem/wsman/1/WQL",
     "http://schemas.dmtf.org/wbem/cql/1/dsp0202.pdf",
 )

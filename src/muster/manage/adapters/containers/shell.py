@@ -48,9 +48,7 @@ class ContainerShell(shell.Shell):
         if has_terminal:
             definition["Env"] = [f"TERM={words.terminal}"]
         id = (await engine_.json("POST", f"/containers/{container}/exec", definition))["Id"]
-        start: dict[str, Any] = {"Detach": False, "Tty": has_terminal}
-        if has_terminal:  # the size, for Podman and for Docker
-            start |= {"h": words.rows, "w": words.columns, "ConsoleSize": [words.rows, words.columns]}
+        start = {"Detach": False, "Tty": has_terminal}
         made = cls(
             engine_,
             id,
@@ -58,7 +56,8 @@ class ContainerShell(shell.Shell):
             await engine_.attach(f"/exec/{id}/start", start),
             has_terminal=has_terminal,
         )
-        await made.resize(words.rows, words.columns)  # for a Docker of before 23
+        if has_terminal:
+            await made.resize(words.rows, words.columns)
         return made
 
     def outputs(self) -> Sequence[AsyncIterator[tuple[int, bytes]]]:

@@ -1,0 +1,175 @@
+"""Admission of machines, on the machine that signs accounts.
+
+A machine sends the public halves of keys that it has made, with the identity of its token, and receives the
+documents for them: one for each part that its roles run (`membership.parts`), the certificate of its broker,
+the public documents of the domain, and the list of machines. A registry receives the key of secrets, in a box
+that only it can open. No key that signs leaves this machine.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping
+
+import msgspec
+
+from muster.app import certificates
+from muster.app.machines import membership
+from muster.app.machines import roles as roles_
+from muster.core import errors
+from muster.core.settings import domain
+from muster.trust import certificates as certificates_
+from muster.trust import keyring
+from muster.trust.permissions import roles
+
+PORT, ROUTE_PORT = 4222, 6222
+
+
+class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """``keys``: public keys, by identity. ``box``: the public key for boxes to this machine."""
+
+    name: str
+    address: str
+    zone: str
+    keys: dict[str, str]
+    box: str
+    certificate_key: str = ""
+    port: int = PORT
+    route_port: int = ROUTE_PORT
+
+
+class JoinedMachine(msgspec.Struct, frozen=True, kw_only=True):
+    """``users``: documents by identity. ``secrets``: a sealed box, for a registry."""
+
+    domain: str
+    machines: membership.MachineList
+    users: dict[str, str]
+    documents: keyring.PublicDocuments
+    bundle: str
+    certificate: str = ""
+    secrets: str = ""
+
+
+class DirectoryPage(msgspec.Struct, frozen=True, kw_only=True):
+    """What a machine follows. ``certificate``: a new one, if it has sent a key for it."""
+
+    machines: membership.MachineList
+    documents: keyring.PublicDocuments
+    bundle: str
+    certificate: str = ""
+
+
+class MachineAdmission:
+    """All methods block."""
+
+    def __init__(self, settings: domain.BaseSettings, trust: keyring.Keyring) -> None:
+        self._settings = settings
+        self._trust = trust
+        self._folder = settings.domain.folder
+
+    def machines(self) -> membership.MachineList:
+        known = membership.load(self._folder)
+        if known is None:
+            raise errors.Refused(
+                "no machine can join this domain: its broker accepts no brokers of other machines",
+                hint="create a home that does: `muster init --host ADDRESS`; `muster restore` moves the data",
+            )
+        return known
+
+    def join(self, machine_roles: tuple[str, ...], request: JoinRequest) -> JoinedMachine:
+        name = membership.check_name(request.name)
+        machines = self.machines()
+        expected = membership.parts(name, machine_roles, request.zone)
+        if set(request.keys) != set(expected):
+            raise errors.InvalidInput(
+                f"{name} sent keys for {', '.join(sorted(request.keys))}; its roles need "
+                f"{', '.join(sorted(expected))}",
+                hint="the same version of Muster on both machines",
+            )
+        machine = self._machine(name, machine_roles, request)
+        known = machines.get(name)
+        if known is not None and not self._has_keys(expected, request.keys):
+            raise errors.Conflict(
+                f"the domain has a machine {name!r} already",
+                hint=f"choose another name with --name, or `muster machine remove {name}` if it is lost",
+            )
+        users = {
+            identity: self._trust.issue_to_machine(
+                name, identity, role, request.keys[identity], may_run_commands=identity == "admin"
+            )
+            for identity, role in expected.items()
+        }
+        machines = membership.update(self._folder, lambda latest: latest.put(known or machine))
+        has_secrets = roles_.MachineRole.REGISTRY in machine_roles
+        return JoinedMachine(
+            domain=self._settings.domain.name,
+            machines=msgspec.structs.replace(machines, own=name),
+            users=users,
+            documents=self._trust.public_documents(),
+            bundle=certificates.bundle(self._settings).read_text(),
+            certificate=self._certificate(machine, request.certificate_key),
+            secrets=self._trust.seal_secrets_for(request.box, name) if has_secrets else "",
+        )
+
+    def page(self, machine: str, after: int, certificate_key: str) -> DirectoryPage:
+        machines = self.machines()
+        known = machines.get(machine)
+        if known is None:
+            raise errors.Forbidden(f"{machine!r} is not a machine of this domain any more")
+        return DirectoryPage(
+            machines=msgspec.structs.replace(machines, own=machine),
+            documents=self._trust.public_documents(after),
+            bundle=certificates.bundle(self._settings).read_text(),
+            certificate=self._certificate(known, certificate_key),
+        )
+
+    def remove(self, name: str) -> membership.Machine:
+        """Revoke the machine's keys. To be published, as `Keyring.revoke`."""
+        machines = self.machines()
+        machine = machines.get(name)
+        if machine is None:
+            raise errors.NotFound(
+                f"the domain has no machine {name!r}",
+                hint=f"there are: {', '.join(known.name for known in machines.machines)}",
+            )
+        if name == machines.own:
+            raise errors.Refused(
+                f"{name!r} is the machine that signs accounts: it cannot be removed here",
+                hint="restore its keys on another machine first (docs/guides/three-machines.md)",
+            )
+        self._trust.revoke_machine(name)
+        membership.update(self._folder, lambda latest: latest.without(name))
+        return machine
+
+    def _has_keys(self, expected: Mapping[str, roles.Role], keys: Mapping[str, str]) -> bool:
+        """Whether the machine repeats its request: it may not have received the reply."""
+        unique = [identity for identity in expected if identity not in membership.SHARED]
+        return all(self._trust.show(identity).public_key == keys[identity] for identity in unique)
+
+    def _machine(self, name: str, machine_roles: tuple[str, ...], request: JoinRequest) -> membership.Machine:
+        machine = membership.Machine(
+            name=name, roles=machine_roles, address=request.address, since_s=time.time()
+        )
+        if roles_.MachineRole.BROKER not in machine_roles:
+            return machine
+        return msgspec.structs.replace(
+            machine,
+            # Not the name of a broker that was removed: the others refuse it for five minutes.
+            broker=f"{self._settings.domain.name}-{name}-{secrets.token_hex(2)}",
+            port=request.port,
+            route_port=request.route_port,
+        )
+
+    def _certificate(self, machine: membership.Machine, key: str) -> str:
+        if not key or not machine.broker:
+            return ""
+        return self._store().sign(
+            machine.name,
+            [machine.address, "localhost", "127.0.0.1", "::1"],
+            key,
+            lifetime_s=self._settings.trust.certificate_lifetime_s,
+        )
+
+    def _store(self) -> certificates_.CertificateStore:
+        return certificates.open_store(self._settings)

@@ -1,0 +1,272 @@
+"""``muster machine`` and ``muster join``: the machines of a domain."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from muster.app.machines import roles as machine_roles
+from muster.cli import command, connection, live_names, registry_calls
+
+if TYPE_CHECKING:
+    from muster.app import enrolment, home
+    from muster.app.machines import joining, membership
+
+COLUMNS = ("name", "roles", "address", "broker?", "stores", "since")
+
+
+@click.group(cls=command.MusterGroup, examples=[("muster machine list", "")])
+def machine() -> None:
+    """Admit, list and remove the machines of a domain."""
+
+
+@machine.command(
+    examples=[
+        ("muster machine token > t", "for one machine, within an hour; `muster join t` there uses it"),
+        ("muster machine token --roles agent,information-node > t", ""),
+        (
+            "muster machine token rack7 --approval --lifetime 24h > t",
+            "to be approved",
+        ),
+    ],
+)
+@click.argument("name", required=False, default="")
+@click.option(
+    "--roles",
+    default=",".join(machine_roles.ALL),
+    show_default=True,
+    metavar="ROLE,…",
+    help="What the machine runs.",
+)
+@click.option("--approval", is_flag=True, help="The machine has to be approved: `muster agent approve`.")
+@command.duration("--lifetime", "1h", "Lifetime of the token.")
+@click.option(
+    "--address",
+    "addresses",
+    multiple=True,
+    metavar="URL",
+    help="URL of a broker, as the machine reaches it; may be repeated (default: those of all machines).",
+)
+@connection.options
+@command.pass_invocation
+def token(
+    invocation: command.Invocation,
+    name: str,
+    roles: str,
+    approval: bool,
+    lifetime_s: float,
+    addresses: tuple[str, ...],
+    to: connection.ConnectionOptions,
+) -> None:
+    """Create a token with which one machine joins the domain.
+
+    A token is a secret, valid once. Without NAME, the machine chooses its name.
+    """
+    chosen = machine_roles.check([role for role in roles.split(",") if role])
+    made = registry_calls.ask_domain(
+        invocation,
+        to,
+        lambda domain: domain.token(
+            name, approval=approval, lifetime_s=lifetime_s, servers=addresses, machine_roles=chosen
+        ),
+    )
+    invocation.printer.done(made, made.token)
+
+
+@machine.command("list", examples=[("muster machine list", ""), ("muster machine list -o json", "")])
+@connection.options
+@command.pass_invocation
+def list_(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
+    """List the machines of the domain."""
+    rows = registry_calls.ask_domain(invocation, to, lambda domain: domain.machines())
+    invocation.printer.rows([_row(known) for known in rows], COLUMNS, of="machine")
+
+
+def _row(known: membership.Machine) -> dict[str, object]:
+    return {
+        "name": known.name,
+        "roles": ", ".join(known.roles),
+        "address": known.address,
+        "broker": known.broker or None,
+        "stores": known.stores,
+        "since": registry_calls.format_time(round(known.since_s * 1000)),
+    }
+
+
+@machine.command(
+    acts=("machine-remove", "{name}"),
+    examples=[("muster machine remove c", "it is lost: its credentials end, and its data moves to others")],
+)
+@click.argument("name", shell_complete=live_names.JOINED)
+@connection.options
+@command.pass_invocation
+def remove(invocation: command.Invocation, name: str, to: connection.ConnectionOptions) -> None:
+    """Remove a machine that is lost. Another one can join under its name.
+
+    All its credentials are revoked. Replicas of streams that it had are created again on other machines; with
+    fewer than three, when the next one joins.
+    """
+    removed = registry_calls.ask_domain(invocation, to, lambda domain: domain.remove_machine(name))
+    invocation.printer.done(_row(removed), f"{name} is removed; its credentials are revoked")
+
+
+@click.command(
+    cls=command.MusterCommand,
+    examples=[
+        ("muster join t", "with the token in the file t"),
+        ("muster join - < t", "from stdin"),
+        ("muster join --detach", "from the variable MUSTER_JOIN_TOKEN; in the background"),
+        ("muster join t --service", "start it under systemd, also after a reboot"),
+        ("muster join t --name rack7 --address 10.0.0.7", ""),
+    ],
+)
+@click.argument("token", required=False, default="")
+@click.option(
+    "--name", metavar="NAME", help="Name of this machine (default: as in the token, or its host name)."
+)
+@click.option(
+    "--address",
+    metavar="HOST",
+    help="Name or address under which the other machines reach this one (default: that on the way to them).",
+)
+@click.option("--listen", metavar="HOST", help="Address on which its broker listens (default: as --address).")
+@click.option("--zone", metavar="ZONE", help="Machines that fail together have one zone (default: its name).")
+@click.option(
+    "--port", type=command.CountParam(1, 65535), default=4222, show_default=True, help="Port for clients."
+)
+@click.option(
+    "--route-port",
+    type=command.CountParam(1, 65535),
+    default=6222,
+    show_default=True,
+    help="Port for brokers.",
+)
+@click.option("--proxy", metavar="URL", help="An HTTP proxy on the way to the domain.")
+@click.option("-d", "--detach", is_flag=True, help="Run in the background; return when it is up.")
+@click.option("--service", is_flag=True, help="Run as a service of systemd.")
+@click.option("--no-start", is_flag=True, help="Only create the home.")
+@click.pass_context
+@command.pass_invocation
+def join(
+    invocation: command.Invocation,
+    ctx: click.Context,
+    token: str,
+    name: str | None,
+    address: str | None,
+    listen: str | None,
+    zone: str | None,
+    port: int,
+    route_port: int,
+    proxy: str | None,
+    detach: bool,
+    service: bool,
+    no_start: bool,
+) -> None:
+    """Join a domain with a token, and start what this machine runs.
+
+    TOKEN is a file or '-'; without it, the variable MUSTER_JOIN_TOKEN has the token. All keys are made here,
+    and only their public halves are sent. Afterwards, `muster up` and `muster down` start and stop the
+    machine.
+    """
+    from muster.app import enrolment, home
+    from muster.app.machines import joining
+    from muster.cli.domain import lifecycle
+    from muster.core import errors
+
+    place = home.Home.find(invocation.home)
+    if place.settings_file.exists():
+        raise errors.AlreadyExists(
+            f"{place.root} is already a home", hint="start it with `muster up`, or choose another with --home"
+        )
+    parsed = enrolment.EnrolmentToken.parse(_text(token))
+    choices = _choices(parsed, name, address, listen, zone, port, route_port)
+    noted: list[str] = []
+
+    def waiting(reason: str) -> None:
+        if reason not in noted:
+            noted.append(reason)
+            invocation.printer.note(reason)
+
+    here = command.run(joining.join(place, parsed, choices, waiting=waiting, proxy=proxy))
+    invocation.printer.note(f"this machine is {here.name}, with {', '.join(here.roles)}")
+    if service:
+        _install(place)
+    if service or no_start:
+        state = "runs as a service" if service else "can be started: `muster up`"
+        invocation.printer.done(_row(here), f"{here.name} {state}")
+        return
+    ctx.invoke(
+        lifecycle.up, detach=detach, parts=(), timeout_s=60.0, ready_fd=None, log_file=False, overrides=()
+    )
+
+
+def _text(token: str) -> str:
+    import os
+
+    from muster.core import errors
+
+    if token:
+        return registry_calls.read_text(Path(token))
+    text = os.environ.get("MUSTER_JOIN_TOKEN", "")
+    if not text:
+        raise errors.InvalidInput(
+            "no token", hint="name its file, '-' for stdin, or set the variable MUSTER_JOIN_TOKEN"
+        )
+    return text
+
+
+def _choices(
+    token: enrolment.EnrolmentToken,
+    name: str | None,
+    address: str | None,
+    listen: str | None,
+    zone: str | None,
+    port: int,
+    route_port: int,
+) -> joining.JoinChoices:
+    import socket
+
+    from muster.app.machines import joining
+
+    name = name or token.name or socket.gethostname().partition(".")[0]
+    address = address or joining.own_address(token.servers)
+    return joining.JoinChoices(
+        name=name,
+        address=address,
+        listen=listen or address,
+        zone=zone or name,
+        port=port,
+        route_port=route_port,
+    )
+
+
+def _install(place: home.Home) -> None:
+    """A unit of systemd for this home: of the system for root, else of the user."""
+    import os
+    import subprocess
+
+    from muster.app.operations import systemd_unit
+    from muster.core import errors, files
+
+    is_root = os.geteuid() == 0
+    text = systemd_unit.unit(program=Path(sys.argv[0]).absolute(), home=place.root)
+    folder = Path("/etc/systemd/system") if is_root else files.expanded("~/.config/systemd/user")
+    if is_root:
+        text = text.replace("WantedBy=default.target", "WantedBy=multi-user.target")
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write(folder / "muster.service", text.encode(), mode=files.PUBLIC)
+    for words in (["daemon-reload"], ["enable", "--now", "muster"]):
+        done = subprocess.run(
+            ["systemctl", *([] if is_root else ["--user"]), *words],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise errors.Refused(
+                f"systemctl {' '.join(words)}: {done.stderr.strip()}",
+                hint="the home is complete: start it with `muster up`",
+            )

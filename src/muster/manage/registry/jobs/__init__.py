@@ -1,1 +1,0 @@
-"""Jobs: when periodic ones run, and the history of what has ended."""

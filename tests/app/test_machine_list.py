@@ -1,0 +1,156 @@
+"""What follows from the list of a domain's machines, and their admission without brokers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from muster.app import certificates, identities
+from muster.app import settings as app_settings
+from muster.app.machines import admission, membership
+from muster.app.machines import roles as machine_roles
+from muster.core import errors
+from muster.core.settings import bus, domain
+from muster.trust import keyring, nkeys, sealed_box
+from muster.trust.permissions import roles
+
+pytestmark = pytest.mark.may_block(reason="keys are written by this thread")
+
+
+def machine(name: str, *, stores: bool = False, broker: bool = True) -> membership.Machine:
+    return membership.Machine(
+        name=name,
+        roles=machine_roles.ALL,
+        address=f"10.0.0.{ord(name)}",
+        since_s=0.0,
+        broker=f"fleet-{name}" if broker else "",
+        stores=stores,
+    )
+
+
+def listed(*machines: membership.Machine) -> membership.MachineList:
+    return membership.MachineList(own="a", machines=machines)
+
+
+def test_brokers_share_the_storage_from_the_third_on_and_one_after_the_other():
+    two = listed(machine("a", stores=True), machine("b"))
+    assert two.next_to_store(["fleet-a"]) is None
+    assert two.replicas == 1
+    assert "2 brokers" in two.unreplicated()
+    three = two.put(machine("c"))
+    following = three.next_to_store(["fleet-a"])
+    assert following is not None
+    assert following.name == "b"
+    growing = three.put(msgspec.structs.replace(following, stores=True))
+    assert growing.next_to_store(["fleet-a"]) is None  # b is not current yet
+    last = growing.next_to_store(["fleet-b", "fleet-a"])
+    assert last is not None
+    assert last.name == "c"
+    assert growing.put(msgspec.structs.replace(last, stores=True)).replicas == 3
+    with_fourth = three.put(machine("d", broker=False))
+    assert with_fourth.brokers == three.brokers
+
+
+def test_a_broker_that_is_not_of_a_machine_any_more_is_struck():
+    known = listed(machine("a", stores=True), machine("b", stores=True), machine("c", stores=True))
+    assert known.without("c").lost(["fleet-a", "fleet-b", "fleet-c"]) == ["fleet-c"]
+    assert known.lost(["fleet-a", "fleet-b"]) == []
+
+
+def test_roles_are_named():
+    with pytest.raises(errors.InvalidInput, match="'brokr' is not a role"):
+        machine_roles.check(["brokr"])
+    assert machine_roles.check(["agent", "broker"]) == ("broker", "agent")
+
+
+@pytest.mark.parametrize("name", ["local", "message", "a b", "web"])
+def test_a_machine_cannot_have_the_name_of_a_part_of_the_domain(name: str):
+    with pytest.raises((errors.Conflict, errors.InvalidInput)):
+        membership.check_name(name)
+
+
+class Signing:
+    """The machine that signs accounts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.settings = app_settings.Settings(
+            domain=domain.DomainSettings(name="fleet", data_dir=str(folder)),
+            bus=bus.BusSettings(host="10.0.0.1", port=4222, route_port=6222),
+        )
+        self.trust = identities.open_or_create(self.settings)
+        certificates.ensure_authority(self.settings)
+        membership.at_start(self.settings, self.settings.domain.folder)
+        self.admission = admission.MachineAdmission(self.settings, self.trust)
+
+
+def request(name: str, keys: dict[str, nkeys.KeyPair], box: sealed_box.SealedBoxKey) -> admission.JoinRequest:
+    return admission.JoinRequest(
+        name=name,
+        address="10.0.0.2",
+        zone=name,
+        keys={identity: key.public for identity, key in keys.items()},
+        box=box.public,
+    )
+
+
+def new_keys(name: str, chosen: tuple[str, ...] = machine_roles.ALL) -> dict[str, nkeys.KeyPair]:
+    parts = membership.parts(name, chosen, name)
+    return {identity: nkeys.KeyPair.create(nkeys.KeyKind.USER) for identity in parts}
+
+
+def test_a_machine_gets_what_its_roles_need_and_no_key_that_signs(tmp_path: Path):
+    first, box = Signing(tmp_path / "a"), sealed_box.SealedBoxKey.create()
+    agent_only = new_keys("c", ("agent",))
+    joined = first.admission.join(("agent",), request("c", agent_only, box))
+    assert (joined.secrets, joined.certificate, joined.machines.here.broker) == ("", "", "")
+    keys = new_keys("b")
+    joined = first.admission.join(machine_roles.ALL, request("b", keys, box))
+    again = first.admission.join(machine_roles.ALL, request("b", keys, box))  # the reply was lost
+    assert (again.machines, set(again.users)) == (joined.machines, set(keys))
+    trust = keyring.Keyring.adopt(tmp_path / "b", "fleet", joined.documents)
+    for identity, role in membership.parts("b", machine_roles.ALL, "b").items():
+        trust.store_own(identity, role, joined.users[identity], keys[identity])
+    trust.open_secrets(joined.secrets, box, "b")
+    assert trust.missing_files() == []
+    assert trust.key_of_secrets().public == first.trust.key_of_secrets().public
+    assert not list((tmp_path / "b").rglob("*.seed"))
+    assert identities.credentials(trust, "message", roles.Role.GATEWAY).seed == keys["message"].seed
+    assert trust.show("c").role == roles.Role.AGENT
+    with pytest.raises(errors.NotFound, match="without credentials for 'pipeline'"):
+        identities.credentials_file(trust, "pipeline", roles.Role.PIPELINE)
+    with pytest.raises(errors.InvalidInput):
+        sealed_box.SealedBoxKey.create().open(joined.secrets, "secrets.key b")
+
+
+def test_other_keys_need_another_name_until_the_machine_is_removed(tmp_path: Path):
+    first, box = Signing(tmp_path), sealed_box.SealedBoxKey.create()
+    keys = new_keys("b")
+    first.admission.join(machine_roles.ALL, request("b", keys, box))
+    with pytest.raises(errors.Conflict, match="has a machine 'b' already"):
+        first.admission.join(machine_roles.ALL, request("b", new_keys("b"), box))
+    removed = first.admission.remove("b")
+    assert removed.name == "b"
+    assert first.trust.show("registry-b-1").status == "revoked"
+    revoked = first.trust.newest_account([]).nats.revocations  # type: ignore[union-attr]
+    assert keys["message"].public in revoked
+    first.admission.join(machine_roles.ALL, request("b", new_keys("b"), box))
+    assert first.trust.show("registry-b-1").status == "valid"
+    with pytest.raises(errors.Refused, match="signs accounts"):
+        first.admission.remove("local")
+
+
+def test_a_part_that_all_machines_have_is_revoked_with_all_its_keys(tmp_path: Path):
+    first, box = Signing(tmp_path), sealed_box.SealedBoxKey.create()
+    keys = new_keys("b")
+    first.admission.join(machine_roles.ALL, request("b", keys, box))
+    first.trust.revoke("admin")
+    revoked = first.trust.newest_account([]).nats.revocations  # type: ignore[union-attr]
+    assert {first.trust.show("admin").public_key, keys["admin"].public} <= set(revoked)
+
+
+def test_keys_that_do_not_fit_the_roles_are_refused(tmp_path: Path):
+    first, box = Signing(tmp_path), sealed_box.SealedBoxKey.create()
+    with pytest.raises(errors.InvalidInput, match="its roles need"):
+        first.admission.join(("agent",), request("b", new_keys("b"), box))

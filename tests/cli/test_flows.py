@@ -376,6 +376,35 @@ def test_the_demo_removes_nothing_that_is_not_its_own(fresh):
 # -- JMS messages
 
 
+def test_datagrams_by_hand(up):
+    refused = driver.quick("message", "udp", "send", "queue:light", "feather", home=up)
+    assert "'queue:light' is no topic:NAME" in refused.err
+    alone = driver.quick("message", "udp", "send", "topic:light/none", "x", "--wait", "0.2s", home=up)
+    assert alone.code == errors.TimedOut.exit_code
+    listening = (
+        "message",
+        "udp",
+        "receive",
+        "topic:light/*",
+        "--where",
+        "grams < 5",
+        "-n",
+        "2",
+        "-o",
+        "json",
+    )
+    with started(*listening, home=up) as receiver:
+        sent = driver.run(
+            *("message", "udp", "send", "topic:light/news", "feather", "-p", "grams=1", "--count", "2"),
+            *("--wait", "60s", "-o", "json"),
+            home=up,
+        )
+        assert sent.json() == {"topic": "topic:light/news", "messages": 2, "datagrams": 2}, sent.err
+        out, err = receiver.communicate(timeout=WAIT_S)
+    assert [json.loads(line)["body"] for line in out.splitlines()] == ["feather", "feather"]
+    assert "received 2, lost 0, out of order 0" in err
+
+
 def test_queues_and_subscriptions_by_hand(up):
     def message(*arguments: str, code: int = 0) -> driver.Answer:
         answer = driver.quick("message", *arguments, "-o", "json", home=up)

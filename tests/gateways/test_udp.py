@@ -8,12 +8,14 @@ import types
 import msgspec
 import pytest
 
+from muster.core import topics
 from muster.gateways import udp
 from muster.message import destinations, messages
 from muster.testing import eventually
 from tests.message import conftest
 
 TOPIC = destinations.topic("light/news")
+NEWS = topics.Topic.parse("light/news")
 
 
 async def test_datagrams_arrive_forged_and_repeated_ones_do_not_and_loss_is_counted(dial: conftest.Dial):
@@ -65,10 +67,46 @@ async def _lose_and_reorder(sender: udp.UdpSender, receiver: udp.UdpReceiver) ->
     assert got == ["1", "2", "4", "6", "5", "7", "8"]
 
 
+async def take(receiver: udp.UdpReceiver, count: int) -> list[object]:
+    async with asyncio.timeout(30):
+        return [(await anext(receiver)).body() for _ in range(count)]
+
+
+async def test_a_session_has_publishers_and_subscribers_with_wildcards_and_selectors(dial: conftest.Dial):
+    """The first publisher is there before the subscribers, which hear of it when it repeats itself."""
+    async with udp.UdpSession(await dial()) as senders, udp.UdpSession(await dial()) as receivers:
+        news = await senders.publisher(TOPIC)
+        light = await receivers.subscriber(destinations.topic("light/>"), "grams < 5")
+        tagged = await receivers.subscriber(destinations.topic("tags:kind=feather"))
+        tags = await senders.publisher(destinations.topic("colour=white,kind=feather"))
+        for publisher in (news, tags):
+            assert await publisher.wait_for_receiver(60)
+        for grams in (1, 9):
+            news.send(messages.TextMessage(f"news {grams}", properties={"grams": grams}))
+        assert await take(light, 1) == ["news 1"]
+        tags.send("white")
+        assert await take(tagged, 1) == ["white"]
+        await eventually.eventually(lambda: light.rejected == 1, timeout_s=30)
+        assert (light.lost, light.refused, tagged.received) == (0, 0, 1)
+
+
+async def test_a_key_is_good_for_its_topic_only(dial: conftest.Dial):
+    async with udp.UdpSession(await dial()) as session:
+        publisher = await session.publisher(TOPIC)
+        subscriber = await session.subscriber(destinations.topic("light/*"))
+        assert await publisher.wait_for_receiver(60)
+        publisher._destination = destinations.topic("light/orders")  # as another holder of the key would
+        publisher.send("forged")
+        publisher._destination = TOPIC
+        publisher.send("news")
+        assert await take(subscriber, 1) == ["news"]
+        assert (subscriber.refused, subscriber.lost) == (1, 0)
+
+
 def test_loss_and_order_are_counted(monkeypatch):
     receiver = udp.UdpReceiver.__new__(udp.UdpReceiver)
     receiver.lost = receiver.reordered = 0
-    known = udp._SenderState(udp._Key(1, bytes(32), 0))
+    known = udp._SenderState(udp._Key(1, bytes(32), 0), NEWS)
     assert [receiver._accept_number(known, number) for number in (0, 1, 4, 3, 3, 6)] == [
         True,
         True,
@@ -83,7 +121,7 @@ def test_loss_and_order_are_counted(monkeypatch):
 def test_a_datagram_from_before_the_first_one_was_not_lost():
     receiver = udp.UdpReceiver.__new__(udp.UdpReceiver)
     receiver.lost = receiver.reordered = 0
-    known = udp._SenderState(udp._Key(1, bytes(32), 0))
+    known = udp._SenderState(udp._Key(1, bytes(32), 0), NEWS)
     assert [receiver._accept_number(known, number) for number in (5, 4, 4, 7)] == [True, True, False, True]
     assert (receiver.lost, receiver.reordered) == (1, 1)
 
@@ -128,5 +166,5 @@ def test_a_key_that_is_none_and_too_many_senders_are_ignored(monkeypatch):
     monkeypatch.setattr(udp, "SENDERS_MAX", 2)
     receiver = udp.UdpReceiver(types.SimpleNamespace(bus=None), TOPIC)  # type: ignore[arg-type]
     for number, key in ((1, b"short"), (2, bytes(32)), (1 << 32, bytes(32)), (3, bytes(32)), (4, bytes(32))):
-        receiver._on_key(Reply(sender=number, key=key, first=0))  # type: ignore[arg-type]
+        receiver._on_key(Reply(sender=number, key=key, first=0), NEWS)  # type: ignore[arg-type]
     assert list(receiver._senders) == [2, 3]

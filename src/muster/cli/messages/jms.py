@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from muster.cli import command, connection, live_names
+from muster.cli.messages import common, datagrams
 from muster.core import units
 
 if TYPE_CHECKING:
-    from muster.message import destinations, rows
+    from muster.message import rows
     from muster.message.client import api
 
 QUIET_S = 1.0  # `receive` then says that it waits
@@ -21,9 +21,6 @@ _queue = click.argument(
     "queue",
     shell_complete=live_names.QUEUES,
     callback=lambda _, __, name: name.removeprefix("queue:"),  # as other commands name destinations
-)
-_selector = click.option(
-    "--where", "selector", metavar="PREDICATE", help="Only messages that this selector matches."
 )
 
 
@@ -35,43 +32,7 @@ def message() -> None:
     """Send, receive and browse JMS messages; administer queues."""
 
 
-def _with(
-    invocation: command.Invocation,
-    to: connection.ConnectionOptions,
-    work: Callable[[api.Connection], Awaitable[Any]],
-    client_id: str | None = None,
-) -> Any:
-    async def run() -> Any:
-        from muster.message.client import api
-
-        bus = await connection.connect(invocation, to)
-        async with api.Connection(bus, client_id=client_id, owns_bus=True) as connected:
-            return await work(connected)
-
-    return command.run(run())
-
-
-def _destination(text: str) -> destinations.Destination:
-    """Parse a destination. The prefix is required: a mistyped queue would otherwise become a topic."""
-    from muster.message import destinations
-
-    if not text.startswith(("queue:", "topic:", "temporary-queue:", "temporary-topic:")):
-        raise click.BadParameter(f"{text!r} is neither queue:NAME nor topic:NAME", param_hint="DESTINATION")
-    return destinations.Destination.parse(text)
-
-
-def _property(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--property")
-    if value in ("true", "false"):
-        return name, value == "true"
-    for kind in (int, float):
-        try:
-            return name, kind(value)
-        except ValueError:
-            continue
-    return name, value
+message.add_command(datagrams.udp)
 
 
 @message.command(
@@ -82,9 +43,7 @@ def _property(text: str) -> tuple[str, Any]:
 )
 @click.argument("destination", shell_complete=live_names.DESTINATIONS)
 @click.argument("body")
-@click.option(
-    "-p", "--property", "properties", multiple=True, metavar="NAME=VALUE", help="A property; may be repeated."
-)
+@common.properties
 @click.option(
     "--priority",
     type=command.CountParam(0, 9),
@@ -116,8 +75,8 @@ def send(
     """
     from muster.message import messages, rows
 
-    where = _destination(destination)
-    made = messages.TextMessage(body, properties=dict(map(_property, properties)))
+    where = common.destination(destination)
+    made = messages.TextMessage(body, properties=dict(map(common.property_of, properties)))
 
     async def work(connected: api.Connection) -> None:
         producer = connected.session().producer(
@@ -129,7 +88,7 @@ def send(
         )
         await producer.send(made)
 
-    _with(invocation, to, work)
+    common.with_connection(invocation, to, work)
     invocation.printer.done(rows.message_row(made), f"sent {made.message_id} to {destination}")
 
 
@@ -143,7 +102,7 @@ def send(
     ]
 )
 @click.argument("destination", shell_complete=live_names.DESTINATIONS)
-@_selector
+@common.selector
 @click.option(
     "-n", "--count", type=command.CountParam(1), default=1, show_default=True, help="Number of messages."
 )
@@ -176,7 +135,7 @@ def receive(
     from muster.message import rows
     from muster.message.client import api
 
-    where = _destination(destination)
+    where = common.destination(destination)
 
     async def work(connected: api.Connection) -> None:
         session = connected.session(api.AcknowledgeMode.CLIENT)
@@ -202,12 +161,12 @@ def receive(
             invocation.printer.item(row, str(complete.builtins(row.body)))
             await received.acknowledge()
 
-    _with(invocation, to, work, client_id)
+    common.with_connection(invocation, to, work, client_id)
 
 
 @message.command(examples=[("muster message browse orders --where \"region = 'north'\"", "")])
 @_queue
-@_selector
+@common.selector
 @command.limit(100, "Maximum number of messages.")
 @connection.options
 @command.pass_invocation
@@ -243,7 +202,7 @@ def _browse(
                 break
         return waiting_rows
 
-    browsed: list[rows.MessageRow] = _with(invocation, to, work)
+    browsed: list[rows.MessageRow] = common.with_connection(invocation, to, work)
     return browsed
 
 
@@ -254,7 +213,7 @@ def queues(invocation: command.Invocation, to: connection.ConnectionOptions) -> 
     """List the queues."""
     from muster.message import listings, protocol
 
-    reply = _with(invocation, to, lambda connected: connected.request(protocol.ListQueues()))
+    reply = common.with_connection(invocation, to, lambda connected: connected.request(protocol.ListQueues()))
     invocation.printer.rows(reply.queues, listings.QUEUES, empty="there are no queues")
 
 
@@ -265,7 +224,9 @@ def subscriptions(invocation: command.Invocation, to: connection.ConnectionOptio
     """List the durable subscriptions."""
     from muster.message import listings, protocol
 
-    reply = _with(invocation, to, lambda connected: connected.request(protocol.ListSubscriptions()))
+    reply = common.with_connection(
+        invocation, to, lambda connected: connected.request(protocol.ListSubscriptions())
+    )
     invocation.printer.rows(
         reply.subscriptions, listings.SUBSCRIPTIONS, empty="there are no durable subscriptions"
     )
@@ -306,7 +267,7 @@ def unsubscribe(
         of = (identity or connected.bus.identity, client_id) if client_id is not None else None
         await connected.request(protocol.EndSubscription(connected.name, name, owner=of))
 
-    _with(invocation, to, work)
+    common.with_connection(invocation, to, work)
     invocation.printer.done(
         {"subscription": name, "client_id": client_id, "identity": identity},
         f"the subscription {name} was deleted",
@@ -317,7 +278,7 @@ def unsubscribe(
     examples=[("muster message purge orders --where \"region = 'north'\"", "")],
 )
 @_queue
-@_selector
+@common.selector
 @connection.options
 @command.pass_invocation
 def purge(
@@ -326,7 +287,9 @@ def purge(
     """Discard the messages of a queue."""
     from muster.message import protocol
 
-    reply = _with(invocation, to, lambda connected: connected.request(protocol.PurgeQueue(queue, selector)))
+    reply = common.with_connection(
+        invocation, to, lambda connected: connected.request(protocol.PurgeQueue(queue, selector))
+    )
     invocation.printer.done(
         {"queue": queue, "purged": reply.count},
         f"discarded {units.format_count(reply.count, 'message')} of {queue}",
@@ -349,9 +312,9 @@ def scheduled(
     """List messages with a delivery time in the future."""
     from muster.message import listings, protocol
 
-    only = None if destination is None else str(_destination(destination))
+    only = None if destination is None else str(common.destination(destination))
     request = protocol.ListScheduled(only, limit=limit)
-    reply = _with(invocation, to, lambda connected: connected.request(request))
+    reply = common.with_connection(invocation, to, lambda connected: connected.request(request))
     invocation.printer.rows(reply.scheduled, listings.SCHEDULED, empty="no messages are scheduled")
 
 
@@ -374,14 +337,14 @@ def cancel(invocation: command.Invocation, message_id: str, to: connection.Conne
         request = protocol.CancelScheduled(int(message_id))
     else:
         request = protocol.CancelScheduled(id=message_id)
-    reply = _with(invocation, to, lambda connected: connected.request(request))
+    reply = common.with_connection(invocation, to, lambda connected: connected.request(request))
     if not reply.count:
         raise errors.NotFound(f"the message {message_id} is not scheduled: it was delivered or cancelled")
     invocation.printer.done({"id": message_id, "cancelled": reply.count}, f"cancelled {message_id}")
 
 
 @message.command("dead-letters", examples=[("muster message dead-letters", "with reasons")])
-@_selector
+@common.selector
 @command.limit(100, "Maximum number of messages.")
 @connection.options
 @command.pass_invocation
@@ -412,7 +375,7 @@ def dead_letters(
     metavar="DESTINATION",
     help="Destination (default: the original destination of each message).",
 )
-@_selector
+@common.selector
 @command.limit(1000, "Maximum number of messages.", at_most=2**31 - 1)
 @connection.options
 @command.pass_invocation
@@ -428,9 +391,9 @@ def move(
     from muster.message import protocol
 
     if target is not None:
-        _destination(target)
+        common.destination(target)
     request = protocol.MoveMessages(queue, target, selector, limit)
-    reply = _with(invocation, to, lambda connected: connected.request(request))
+    reply = common.with_connection(invocation, to, lambda connected: connected.request(request))
     invocation.printer.done(
         {"queue": queue, "moved": reply.count},
         f"moved {units.format_count(reply.count, 'message')} of {queue}",

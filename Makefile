@@ -141,8 +141,8 @@ lock: ## pin dependencies anew (needs uv)
 	@uv pip compile $(PINNED) --group build -c requirements.lock -o requirements-build.lock
 	@uv pip compile $(PINNED) --group fuzz -o requirements-fuzz.lock
 
-picture: setup $(VENV)/.spark ## the README's picture of the dashboard, anew (needs Chromium)
-	@$(BIN)/python -m tests.web.picture docs/pictures/overview.png
+picture: setup $(VENV)/.spark ## the pictures of the dashboard in docs/pictures, anew (needs Chromium)
+	@$(BIN)/python -m tests.web.picture docs/pictures
 
 build: .venv-build/.made ## the wheel and a list of its parts (SBOM), in dist/
 	@.venv-build/bin/python -m build --no-isolation --wheel

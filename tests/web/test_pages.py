@@ -15,6 +15,9 @@ NASTY = "<img src=x onerror=alert(1)><script>alert(1)</script>"
 PAGES = {
     "/": "Overview",
     "/map": "Map",
+    "/find?q=kept": "Search",
+    "/apply": "Apply a manifest",
+    "/rollouts": "Rollouts",
     "/machines": "Machines",
     "/group?name=default": "Group default",
     "/zone?name=default": "Zone default",
@@ -30,6 +33,7 @@ PAGES = {
     "/contexts/details?key=kept%2Fone": "Context kept/one",
     "/queues": "Queues",
     "/queue?name=kept": "Queue kept",
+    "/topology": "Topology",
     "/brokers": "Brokers",
     "/pipeline": "Pipeline",
     "/report-delay": "Report delay",
@@ -158,6 +162,97 @@ async def test_without_script_pages_are_read_and_forms_sent(furnished, visit):
     await here.page.fill("#f-value", "typed")
     await here.page.click("form[action='/do/put-context'] button")
     assert "Written: by-form" in await here.page.inner_text(".notice")
+
+
+async def test_a_drag_over_a_chart_zooms_all_charts_and_the_arrows_read_values(furnished, visit):
+    here = await visit("vera")
+    await here.open("/machine?name=sensor&last=5m")
+    await here.until("document.querySelectorAll('figure.plot .u-over').length >= 2")
+    over = await here.page.locator("figure.plot .u-over").first.bounding_box()
+    middle = over["y"] + over["height"] / 2
+    await here.page.mouse.move(over["x"] + over["width"] * 0.5, middle)
+    await here.page.mouse.down()
+    await here.page.mouse.move(over["x"] + over["width"] * 0.9, middle, steps=4)
+    await here.page.mouse.up()
+    await here.until("location.search.includes('from=')")
+    asked = "Object.fromEntries(new URLSearchParams(location.search))"
+    chosen = await here.page.evaluate(asked)
+    assert 60 < int(chosen["to"]) - int(chosen["from"]) < 180  # 40 % of five minutes
+    assert await here.page.get_attribute("#range-live", "aria-pressed") == "false"
+    await here.open("/report-delay")  # the next page has the same range
+    await here.until("document.querySelectorAll('figure.plot .u-over').length >= 1")
+    await here.page.select_option("#f-last", "5m")
+    await here.until("document.querySelector('#range-live').getAttribute('aria-pressed') === 'true'")
+    await here.until(
+        "document.querySelector('figure.plot').getAttribute('aria-label').includes('Now median')"
+    )
+    await here.page.locator("figure.plot").first.focus()
+    await here.page.keyboard.press("ArrowLeft")
+    await here.until("document.querySelector('figure.plot .u-value').textContent.includes('UTC')")
+    assert await serious(here.page) == []
+
+
+async def test_the_map_shows_and_finds_every_machine(furnished, visit):
+    here = await visit("vera")
+    await here.open("/map")
+    await here.until("document.querySelector('.fleet-map').dataset.drawn === '1'")
+    assert "up 1" in await here.page.inner_text("#map-legend")
+    await here.page.select_option("#map-metric", "cpu_percent")
+    await here.until("document.querySelector('#map-legend').textContent.includes('100 %')")
+    await here.page.fill("#map-search", "nothing")
+    assert "0 found" in await here.page.inner_text("#map-count")
+    await here.page.fill("#map-search", "SENS")
+    assert "1 found" in await here.page.inner_text("#map-count")
+    await here.page.press("#map-search", "Enter")
+    await here.page.wait_for_url("**/machine?name=sensor")
+
+
+async def test_the_search_box_finds_anything_by_a_part_of_its_name(furnished, visit):
+    here = await visit("olga")
+    await here.open("/brokers")
+    await here.page.keyboard.press("/")
+    await here.page.keyboard.type("EPT")
+    await here.page.keyboard.press("Backspace")
+    await here.page.keyboard.type("t")
+    await here.page.keyboard.press("Enter")
+    await here.page.wait_for_url("**/find?q=EPt")
+    await here.open("/find?q=ept")
+    await here.page.wait_for_selector("#found >> text=kept/one")
+    found = await here.page.inner_text("#found")
+    assert all(heading in found for heading in ("Resources", "Contexts", "Queues")), found
+    await here.page.click("#found >> a:text-is('kept-2')")
+    assert await here.page.inner_text("h1") == "Resource kept-2"
+
+
+async def test_a_manifest_is_planned_before_it_is_applied_and_resources_stop_and_start(furnished, visit):
+    here = await visit("olga")
+    here.page.on("dialog", lambda dialog: dialog.accept())
+    await here.open("/apply")
+    manifest = "resources:\n  - {name: planned, type: memory, agent: local}\n"
+    await here.page.fill("#f-manifest", manifest)
+    await here.page.click("text=Show the plan")
+    assert "create" in await here.page.inner_text("#plan")
+    assert "planned" in await here.page.inner_text("#plan")
+    await here.page.click("text=Apply this plan")
+    assert "Applied" in await here.page.inner_text(".notice")
+    await here.open("/resource?name=planned")
+    with Api(furnished, "olga") as olga:
+        wait_until(lambda: olga.get("/resources/planned").json()["state"] == "up")
+        await here.page.click("button:text-is('Stop')")
+        assert "Stopping planned" in await here.page.inner_text(".notice")
+        wait_until(lambda: olga.get("/resources/planned").json()["state"] == "down")
+        await here.page.click("button:text-is('Start')")
+        assert "Starting planned" in await here.page.inner_text(".notice")
+        wait_until(lambda: olga.get("/resources/planned").json()["state"] == "up")
+    assert await serious(here.page) == []
+
+
+async def test_without_script_charts_are_tables(furnished, visit):
+    here = await visit("vera", java_script_enabled=False)
+    await here.page.goto(f"{here.running.url}/machine?name=sensor&last=5m")
+    await here.page.wait_for_url("**tables=1**")
+    assert "CPU percent" in await here.page.inner_text("main")
+    assert await here.page.locator("#plot-machine tbody tr").count() > 5
 
 
 async def test_a_viewer_sees_no_actions(furnished, visit):

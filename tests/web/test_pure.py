@@ -440,7 +440,6 @@ def test_text_is_escaped_everywhere():
             title=NASTY,
             none=NASTY,
         ),
-        charts.graph([charts.GraphNode(NASTY, "good", NASTY)], [], label=NASTY),
         charts.timeline(
             [NASTY], [charts.TimelineMark(NASTY, 1.0, NASTY, "bad")], from_s=0, to_s=2, label=NASTY
         ),

@@ -36,6 +36,10 @@ TABLE: dict[str, tuple[str, dict[str, Any]]] = {
     "GET /resources/{name}/logs": (OPERATOR, {}),
     "POST /resources/{name}/drain": (OPERATOR, {}),
     "POST /resources/{name}/undrain": (OPERATOR, {}),
+    "POST /rollouts/{id}/pause": (OPERATOR, {}),
+    "POST /rollouts/{id}/resume": (OPERATOR, {}),
+    "POST /rollouts/{id}/abort": (OPERATOR, {}),
+    "POST /groups/{group}/undo": (OPERATOR, {}),
     "POST /manifests": (OPERATOR, {"json": {"manifest": "resources: {}"}}),
     "POST /alerts/resolutions": (OPERATOR, {"json": {"rule": "none", "about": "none"}}),
     "POST /fleet/removals": (OPERATOR, {"json": {"machines": ["none"]}}),
@@ -75,7 +79,7 @@ def operations() -> dict[str, tuple[str, dict[str, Any]]]:
 def call(client: httpx.Client, name: str, arguments: dict[str, Any]) -> int:
     """The status alone: some answers have no end."""
     method, _, path = name.partition(" ")
-    for parameter in ("name", "id", "key", "service", "kind", "what"):
+    for parameter in ("name", "id", "key", "service", "kind", "what", "group"):
         path = path.replace(f"{{{parameter}}}", "none")
     path = path.replace("{number}", "1")
     with client.stream(method, path, **arguments) as answer:

@@ -38,6 +38,13 @@ ROLLOUTS = _operation(
         *("reverts?", "reverted_by?", "reason"),
     ),
 )
+STEPS = _operation(
+    "rollout_steps", "List the steps of a rollout.", columns=("name", "state", "reason", "result?")
+)
+PAUSE = _operation("pause", "Pause a rollout.", action="pause", target="{id}")
+RESUME = _operation("resume", "Continue a paused rollout.", action="resume", target="{id}")
+ABORT = _operation("abort", "End a rollout; what it has changed stays.", action="abort", target="{id}")
+UNDO = _operation("undo", "Return a group to an earlier revision.", action="undo", target="{group}")
 SECRETS = _operation(
     "secrets",
     "List the names of secrets and the resources that use them.",

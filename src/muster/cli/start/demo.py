@@ -56,10 +56,17 @@ data_dir = "."
     help="Number of simulated servers of `worm`.",
 )
 @click.option(
+    "--attacks",
+    type=click.FloatRange(0.01, 10.0),
+    default=0.15,
+    show_default=True,
+    help="Attacks per second of each infected server of `worm`: with more, it spreads faster.",
+)
+@click.option(
     "--once", is_flag=True, help="Stop at the end of the demonstration; the default without a terminal."
 )
 @cli_command.pass_invocation
-def demo(invocation: cli_command.Invocation, chapter: str, fleet: int, once: bool) -> None:
+def demo(invocation: cli_command.Invocation, chapter: str, fleet: int, attacks: float, once: bool) -> None:
     """Start a demonstration domain on this machine.
 
     \b
@@ -82,7 +89,7 @@ def demo(invocation: cli_command.Invocation, chapter: str, fleet: int, once: boo
     place = home.Home.find(invocation.home or HOME)
     stay = not once and sys.stdout.isatty() and sys.stdin.isatty()
     if chapter == "worm":
-        _worm(invocation, place, fleet, stay=stay)
+        _worm(invocation, place, fleet, attacks, stay=stay)
     elif chapter == "history":
         _history(invocation, place)
     else:
@@ -207,7 +214,9 @@ def _suggest(printer: output.Printer, place: home.Home, commands: Sequence[str],
     sys.stdout.flush()
 
 
-def _worm(invocation: cli_command.Invocation, place: home.Home, fleet: int, *, stay: bool) -> None:
+def _worm(
+    invocation: cli_command.Invocation, place: home.Home, fleet: int, attacks_s: float, *, stay: bool
+) -> None:
     import asyncio
 
     from muster.app import domain, process
@@ -217,7 +226,7 @@ def _worm(invocation: cli_command.Invocation, place: home.Home, fleet: int, *, s
     _expect_spark()
     printer = invocation.printer
     options = scenario.ScenarioOptions(
-        plan=worm.WormPlan(servers=fleet),
+        plan=worm.WormPlan(servers=fleet, attempts_s=attacks_s),
         farms=2 if fleet <= 20_000 else 4,
         period_s=5.0 if fleet <= 20_000 else 10.0,
         start_s_max=240.0 + fleet / 100,

@@ -6,7 +6,6 @@ Each chart has an accessible name and repeats its figures as text.
 from __future__ import annotations
 
 import datetime
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -72,78 +71,6 @@ def bar(share: float, *, look: str = "calm", label: str = "") -> Markup:
 
 
 @dataclass(frozen=True, slots=True)
-class GraphNode:
-    name: str
-    look: str
-    words: str  # text below the name
-    weight: float = 0.0  # relative size, 0 to 1
-
-
-@dataclass(frozen=True, slots=True)
-class GraphEdge:
-    near: str
-    far: str
-    up: bool
-    words: str
-    weight: float = 0.0
-
-
-def graph(nodes: Sequence[GraphNode], edges: Sequence[GraphEdge], *, label: str) -> Markup:
-    """Brokers in a ring, with links: a thicker link carries more traffic, a dashed link is down."""
-    height = 360 if len(nodes) > 2 else 150
-    middle_x, middle_y = WIDTH / 2, height / 2 - 4
-    across, down = WIDTH / 2 - 110, height / 2 - 78  # room for text above and below, larger on a phone
-    places: dict[str, tuple[float, float]] = {}
-    for index, node in enumerate(nodes):
-        angle = 2 * math.pi * index / len(nodes) - math.pi / 2
-        if len(nodes) == 1:
-            places[node.name] = (middle_x, middle_y)
-        elif len(nodes) == 2:
-            places[node.name] = (middle_x + (index * 2 - 1) * across * 0.7, middle_y)
-        else:
-            places[node.name] = (middle_x + across * math.cos(angle), middle_y + down * math.sin(angle))
-    drawn: list[Markup] = []
-    for edge in edges:
-        if edge.near not in places or edge.far not in places:
-            continue
-        (x1, y1), (x2, y2) = places[edge.near], places[edge.far]
-        drawn.append(
-            tag(
-                "line",
-                tag("title", f"{edge.near} – {edge.far}: {edge.words}"),
-                x1=f"{x1:.1f}",
-                y1=f"{y1:.1f}",
-                x2=f"{x2:.1f}",
-                y2=f"{y2:.1f}",
-                stroke_width=f"{1.5 + 6 * edge.weight:.1f}",
-                cls=f"edge {'good' if edge.up else 'bad'}",
-            )
-        )
-        x, y = x1 + (x2 - x1) * 0.5, y1 + (y2 - y1) * 0.5
-        if len(edges) <= 12:
-            drawn.append(tag("text", edge.words, x=f"{x:.1f}", y=f"{y - 6:.1f}", cls="axis middle halo"))
-    for node in nodes:
-        x, y = places[node.name]
-        # Outside of the ring, where no links are drawn.
-        name_y, words_y = (y - 52, y - 34) if len(nodes) > 2 and y < middle_y else (y + 44, y + 64)
-        drawn += [
-            tag(
-                "circle",
-                tag("title", f"{node.name}: {node.words}"),
-                cx=f"{x:.1f}",
-                cy=f"{y:.1f}",
-                r=f"{12 + 14 * node.weight:.1f}",
-                cls=f"node {node.look}",
-            ),
-            tag("text", node.name, x=f"{x:.1f}", y=f"{name_y:.1f}", cls="name middle halo"),
-            tag("text", node.words, x=f"{x:.1f}", y=f"{words_y:.1f}", cls="axis middle halo"),
-        ]
-    return tag(
-        "svg", *drawn, viewBox=f"0 0 {WIDTH} {height}", role="img", aria_label=label, cls="chart graph"
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class TimelineMark:
     lane: str
     at_s: float
@@ -174,10 +101,10 @@ def timeline(
     for share, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
         x = left + share * (WIDTH - RIGHT - left)
         at = from_s + share * (to_s - from_s)
-        drawn.append(tag("text", _clock(at, to_s - from_s), x=f"{x:.1f}", y=height - 4, cls=f"axis {anchor}"))
+        drawn.append(tag("text", clock(at, to_s - from_s), x=f"{x:.1f}", y=height - 4, cls=f"axis {anchor}"))
     return tag("svg", *drawn, viewBox=f"0 0 {WIDTH} {height}", role="img", aria_label=label, cls="chart")
 
 
-def _clock(at_s: float, span_s: float) -> str:
+def clock(at_s: float, span_s: float) -> str:
     at = datetime.datetime.fromtimestamp(at_s, datetime.UTC)
     return at.strftime("%H:%M:%S" if span_s < 3600 else "%H:%M" if span_s < 86400 else "%m-%d %H:%M")

@@ -26,6 +26,7 @@ MENU: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         "Control",
         (
             ("/resources", "Resources"),
+            ("/rollouts", "Rollouts"),
             ("/managers", "Managers"),
             ("/playground", "Notification"),
             ("/contexts", "Contexts"),
@@ -35,6 +36,7 @@ MENU: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     (
         "System",
         (
+            ("/topology", "Topology"),
             ("/brokers", "Brokers"),
             ("/pipeline", "Pipeline"),
             ("/report-delay", "Report delay"),
@@ -47,6 +49,7 @@ PARENTS = {
     "/zone": "/machines",
     "/machine": "/machines",
     "/resource": "/resources",
+    "/apply": "/resources",
     "/contexts/details": "/contexts",
     "/queue": "/queues",
 }
@@ -60,6 +63,7 @@ def page(
     *,
     theme: str,
     note: str,
+    live: bool = True,
 ) -> str:
     access = (*((("/logins", "Logins"),) if request.administers else ()), ("/tokens", "API tokens"))
     menu = (*MENU, ("Access", access))
@@ -75,7 +79,7 @@ def page(
         menu=menu,
         current=request.path if request.path in paths else PARENTS.get(request.path, ""),
         note=note,
-        live=components_page.link_to("/live", page=request.path, **query),
+        live=components_page.link_to("/live", page=request.path, **query) if live else "",
         tables=components_page.link_to(request.path, **{**query, "tables": "1"}),
         lasts=plots.LASTS,
     )

@@ -34,7 +34,7 @@ class PageRequest:
 
     @property
     def here(self) -> str:
-        return link_to(self.path, **self.query)
+        return link_to(self.path, **{name: text for name, text in self.query.items() if name != "manifest"})
 
 
 Make = Callable[[], Awaitable[html.Markup]]

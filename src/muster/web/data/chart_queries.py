@@ -216,6 +216,9 @@ class ChartQueries:
         machine = await self.machine_of(details.agent)
         return await self._service(f"{machine}/{name}", metric)
 
+    async def service_metrics(self, machine: str, name: str) -> list[str]:
+        return sorted(await asyncio.to_thread(self._feed.recent.service, machine, name))
+
     async def machine_of(self, agent: str) -> str:
         """The machine that reports for an agent."""
         known = await self._feed.machines.node(agent)

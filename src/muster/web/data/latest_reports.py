@@ -166,6 +166,10 @@ class LatestReports:
         table = await self.table()
         return await asyncio.to_thread(_summary, table, time.time())
 
+    async def named(self, text: str, limit: int) -> list[tuple[str, str, str]]:
+        """Machines, groups and zones whose names contain the text: kind, name and state."""
+        return await asyncio.to_thread(_named, await self.table(), text, limit)
+
     async def map(self, metric: str, client_layout: str) -> fleet_map.FleetMap:
         """All machines with their states, or the values of a metric."""
         return await asyncio.to_thread(self._map, await self.table(), metric, client_layout)
@@ -216,6 +220,18 @@ def _stale(table: pa.Table, now_s: float) -> tuple[Any, Any]:
     made_s = pc.divide(table.column("reported_at").cast(pa.int64()).cast(pa.float64()), 1e6)
     age_s = pc.subtract(pa.scalar(now_s), made_s)
     return age_s, pc.greater(age_s, pc.multiply(table.column("period_s"), live_view.STALE_AFTER_PERIODS))
+
+
+def _named(table: pa.Table, text: str, limit: int) -> list[tuple[str, str, str]]:
+    found: list[tuple[str, str, str]] = []
+    for kind in ("zone", "group"):
+        names = pc.unique(table.column(kind)).to_pylist()
+        found += [(kind, name, "") for name in sorted(names) if text.lower() in name.lower()][:limit]
+    own = table.filter(pc.match_substring(table.column("machine"), text, ignore_case=True)).slice(0, limit)
+    return [
+        *found,
+        *(("machine", row["machine"], row["state"]) for row in own.select(["machine", "state"]).to_pylist()),
+    ]
 
 
 def _states(table: pa.Table, now_s: float) -> Any:

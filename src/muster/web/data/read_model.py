@@ -20,6 +20,7 @@ from muster.message import listings
 from muster.message import protocol as message_protocol
 from muster.monitor import capacity_model
 from muster.monitor import client as monitor_client
+from muster.monitor import protocol as monitor_protocol
 from muster.notify import protocol as notify_protocol
 from muster.notify import queries
 from muster.notify import rows as notify_rows
@@ -33,10 +34,12 @@ from muster.web.data import (
     connections,
     context_queries,
     dispatcher_calls,
+    find,
     fleet_map,
     history_reader,
     latest_reports,
     sql_runner,
+    topology,
     turns,
 )
 from muster.web.data import rows as rows_
@@ -57,6 +60,7 @@ class ReadModel:
         self._history = history
         self._sql = sql_runner.SqlRunner(history)
         self._long = turns.WorkTurns(turns.LONG_AT_ONCE, "searches")
+        self.finder = find.ThingFinder(self)
         self.charts = chart_queries.ChartQueries(self)
         self.feed.samplers += [self._sample_queues, self._sample_nodes]
 
@@ -254,6 +258,29 @@ class ReadModel:
             missing=missing,
         )
 
+    async def topology(self) -> topology.DomainTopology:
+        missing: dict[str, str] = {}
+
+        async def known(name: str, ask: Awaitable[T], otherwise: T) -> T:
+            try:
+                return await ask
+            except errors.Unavailable as error:
+                missing[name] = error.message
+                return otherwise
+
+        progress = await known("pipeline", self.read(pipeline_operations.PROGRESS), None)
+        missing.pop("pipeline", None)  # none runs
+        return topology.topology(
+            brokers=await known("brokers", self.feed.brokers(), []),
+            links=await known("links", self.feed.links(), []),
+            producers=await known("channels", self.producers(), []),
+            managers=await known("managers", self.read(manage_operations.MANAGERS), []),
+            nodes=await known("information nodes", self.inform.information_nodes(), []),
+            machines=(await self.machine_summary()).machines,
+            pipeline=progress.state if progress is not None else "",
+            missing=missing,
+        )
+
     # History
 
     async def history(
@@ -302,9 +329,12 @@ class ReadModel:
 
     # Capacity
 
+    async def producers(self) -> list[monitor_protocol.ReportProducer]:
+        return list(await self.feed.query("producers", "producers", 10.0, monitor_client.find))
+
     async def capacity(self) -> rows_.CapacityView:
         """The worst case of the model and the measurements of the last minutes."""
-        producers = await self.feed.query("producers", "producers", 10.0, monitor_client.find)
+        producers = await self.producers()
         seconds = self.feed.machines.seconds()
         active = [level for level, at_s in self.feed.machines.levels.items() if time.time() - at_s < 120]
         holds_s = dict.fromkeys(range(1, 1 + max(active, default=0)), 0.0)

@@ -1,61 +1,155 @@
-"""The page of alerts and silences."""
+"""The page of alerts: by rule, over time, and the silences."""
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from muster.core import messages
 from muster.pipeline import operations
-from muster.web.components import page, records, widgets
+from muster.web.components import charts, page, records, templates, widgets
 from muster.web.components.html import Child, Markup, join, tag
+from muster.web.data import alert_spans
 
 PAGES = {"node": "/machine", "group": "/group", "zone": "/zone"}
+OPEN = (messages.AlertState.FIRING, messages.AlertState.SILENCED)
+SHOWN = 200
+LANES_MAX = 24
+TIMELINE_S = 3600.0
 
 
-async def alert_table(request: page.PageRequest, shown: Sequence[messages.Alert]) -> Markup:
+@dataclass(frozen=True, slots=True)
+class RuleAlerts:
+    """The alerts of a rule."""
+
+    rule: str
+    alerts: Sequence[messages.Alert]
+
+    @property
+    def severity(self) -> str:
+        return self.alerts[0].severity.value
+
+    @property
+    def open(self) -> int:
+        return sum(alert.state in OPEN for alert in self.alerts)
+
+    @property
+    def words(self) -> str:
+        return widgets.count(len(self.alerts), "alert")
+
+    @property
+    def covers(self) -> str:
+        """A predicate over alerts."""
+        return f"rule = '{self.rule.replace(chr(39), 2 * chr(39))}'"
+
+
+def by_rule(shown: Sequence[messages.Alert]) -> list[RuleAlerts]:
+    """In the order of their first alerts."""
+    rules: dict[str, list[messages.Alert]] = {}
+    for alert in shown:
+        rules.setdefault(alert.rule, []).append(alert)
+    return [RuleAlerts(rule, alerts) for rule, alerts in rules.items()]
+
+
+async def alert_table(request: page.PageRequest, shown: Sequence[messages.Alert], hidden: int = 0) -> Markup:
     if not shown and not await request.web.source.judged():
         hint = join("No pipeline evaluates rules: ", tag("code", "muster run pipeline"), ".")
         return widgets.empty("All budgets have free space.", hint)
-
-    def since(alert: messages.Alert) -> Markup:
-        return join(widgets.moment(alert.since_ms), f" ({widgets.relative_time(alert.since_ms)})")
-
-    def acts(alert: messages.Alert) -> Markup:
-        about = {"rule": alert.rule, "about": alert.about}
-        open_ = alert.state in (messages.AlertState.FIRING, messages.AlertState.SILENCED)
-        return join(
-            widgets.action_button(request, "acknowledge", "Acknowledge", **about) if open_ else "",
-            widgets.action_button(request, "resolve", "Resolve", **about),
-        )
-
-    return records.table(
-        shown,
-        operations.ALERTS.columns,
-        cells={
-            "about": lambda alert: _about(alert.about),
-            "since_ms": since,
-            "value": lambda alert: widgets.measurement(alert.value),
-            "": acts,
-        },
-        label="Alerts",
-        none=widgets.empty(
+    if not shown:
+        return widgets.empty(
             "There are no alerts.", "The pipeline evaluates rules; the domain checks budgets."
-        ),
+        )
+    return templates.render(
+        "alerts.html", request=request, groups=by_rule(shown), about=_about, words=_words, hidden=hidden
     )
 
 
 def _about(about: str) -> Child:
     kind, _, name = about.partition(":")
     if name and kind in PAGES:
-        return widgets.link(name, PAGES[kind], name=name)
-    return about
+        return join(f"{'machine' if kind == 'node' else kind} ", widgets.link(name, PAGES[kind], name=name))
+    return "the whole fleet" if about == "system" else about.replace(":", " ", 1)
+
+
+def _words(alert: messages.Alert) -> str:
+    return alert_spans.in_words(alert.condition, alert.value) or widgets.measurement(alert.value)
+
+
+def timeline(spans: Sequence[alert_spans.AlertSpan], now_s: float, lasting_s: float) -> Markup:
+    """A lane for each alert; silenced and acknowledged times are in the colours of these states."""
+    from_s = now_s - lasting_s
+    left, right = 220, charts.WIDTH * 2 - 12
+    lanes: dict[tuple[str, str], list[dict[str, object]]] = {}
+
+    def place(at_s: float) -> float:
+        return round(left + min(1.0, max(0.0, (at_s - from_s) / lasting_s)) * (right - left), 1)
+
+    for span in spans:
+        end_s = now_s if span.to_ms is None else span.to_ms / 1000
+        key = (span.rule, span.about)
+        if end_s < from_s or (key not in lanes and len(lanes) >= LANES_MAX):
+            continue
+        times = [*((at_ms / 1000, state) for at_ms, state in span.changes), (end_s, "")]
+        for (begin_s, state), (until_s, _) in itertools.pairwise(times):
+            look = span.severity if state == "firing" else state
+            words = f"{span.rule} of {span.about}: {state} for {widgets.seconds(until_s - begin_s)}"
+            x = place(begin_s)
+            lanes.setdefault(key, []).append(
+                {
+                    "x": x,
+                    "width": max(3.0, round(place(until_s) - x, 1)),
+                    "look": widgets.severity_class(look),
+                    "words": words,
+                }
+            )
+    if not lanes:
+        return widgets.empty(f"No alert fired in the last {widgets.seconds(lasting_s)}.")
+    return templates.render(
+        "timeline.html",
+        width=charts.WIDTH * 2,
+        left=left,
+        lanes=[
+            {
+                "name": f"{rule} · {about.partition(':')[2] or about}"[:34],
+                "title": f"{rule} of {about}",
+                "bars": bars,
+            }
+            for (rule, about), bars in lanes.items()
+        ],
+        ticks=[
+            (place(from_s + share * lasting_s), charts.clock(from_s + share * lasting_s, lasting_s), anchor)
+            for share, anchor in (
+                (0.0, "start"),
+                (0.25, "middle"),
+                (0.5, "middle"),
+                (0.75, "middle"),
+                (1.0, "end"),
+            )
+        ],
+        label=f"Alerts of the last {widgets.seconds(lasting_s)}: {len(lanes)}",
+    )
 
 
 def alerts(request: page.PageRequest) -> page.DashboardPage:
     source = request.web.source
+    severity, state, text = (request.parameter(name) for name in ("severity", "state", "text"))
 
     async def firing() -> Markup:
-        return await alert_table(request, (await source.alerts())[:200])
+        listed = [
+            alert
+            for alert in await source.alerts()
+            if severity in ("", alert.severity.value)
+            and state in ("", alert.state.value)
+            and text.lower() in f"{alert.rule} {alert.about} {alert.reason}".lower()
+        ]
+        if not listed and (severity or state or text):
+            return widgets.empty("No alert matches.", widgets.link("Show all", "/alerts"))
+        return await alert_table(request, listed[:SHOWN], max(0, len(listed) - SHOWN))
+
+    async def over_time() -> Markup:
+        return timeline(await source.alert_spans(), time.time(), TIMELINE_S)
 
     async def silences() -> Markup:
         return records.table(
@@ -90,12 +184,21 @@ def alerts(request: page.PageRequest) -> page.DashboardPage:
             ),
             cls="panel",
         )
+    severities = [("", "any severity"), *((item.value, item.value) for item in messages.Severity)]
+    states = [("", "any state"), *((item.value, item.value) for item in messages.AlertState)]
+    search = widgets.search(
+        "/alerts",
+        widgets.field("Severity", "severity", severity, options=severities),
+        widgets.field("State", "state", state, options=states),
+        widgets.field("Contains", "text", text, placeholder="rule, machine, group or summary"),
+    )
     return page.DashboardPage(
         "Alerts",
         (
-            page.PageSection("alerts", "Unresolved alerts", firing, ("alerts",), 5.0),
+            page.PageSection("alerts", "Unresolved alerts by rule", firing, ("alerts",), 5.0),
+            page.PageSection("time", "The last hour", over_time, ("alerts",), 10.0),
             page.PageSection("silences", "Silences and maintenance", silences, ("alerts",), 10.0),
         ),
         lead="Alerts of the pipeline's rules and of the streams' budgets, the most severe first.",
-        head=form,
+        head=join(search, form),
     )

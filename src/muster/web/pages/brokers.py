@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from muster.bus.brokers import control, operations
-from muster.web.components import charts, page, plots, records, widgets
+from muster.bus.brokers import operations
+from muster.web.components import page, plots, records, widgets
 from muster.web.components.html import Markup, join, tag
 
 PLOTS_MAX = 12
-
-
-def _round_trip(link: control.LinkRow) -> str:
-    return widgets.seconds(None if link.round_trip_ms is None else link.round_trip_ms / 1000)
 
 
 def brokers(request: page.PageRequest) -> page.DashboardPage:
@@ -18,38 +14,6 @@ def brokers(request: page.PageRequest) -> page.DashboardPage:
 
     def rates() -> dict[str, float]:
         return source.feed.load[-1][1] if source.feed.load else {}
-
-    async def picture() -> Markup:
-        running, links = await source.feed.brokers(), await source.feed.links()
-        now = rates()
-        through = {
-            broker.name: now.get(f"{broker.name} in", 0.0) + now.get(f"{broker.name} out", 0.0)
-            for broker in running
-        }
-        most = max(through.values(), default=0.0) or 1.0
-        carried = {link.id: link.in_messages + link.out_messages for link in links}
-        heaviest = max(carried.values(), default=0) or 1
-        nodes = [
-            charts.GraphNode(
-                broker.name,
-                widgets.severity_class(broker.state),
-                f"{widgets.count(broker.connections or 0, 'client')}, {widgets.rate(through[broker.name])}",
-                through[broker.name] / most,
-            )
-            for broker in running
-        ]
-        edges = [
-            charts.GraphEdge(
-                link.near,
-                link.far,
-                link.up,
-                f"{link.kind}, {_round_trip(link)}" if link.up else f"{link.kind}, down",
-                carried[link.id] / heaviest,
-            )
-            for link in links
-        ]
-        up = f"{sum(link.up for link in links)} of {len(links)} links up"
-        return charts.graph(nodes, edges, label=f"{widgets.count(len(running), 'broker')}, {up}")
 
     async def listed() -> Markup:
         now = rates()
@@ -88,10 +52,9 @@ def brokers(request: page.PageRequest) -> page.DashboardPage:
     return page.DashboardPage(
         "Brokers",
         (
-            page.PageSection("picture", "Network", picture, ("brokers",), 3.0),
             page.PageSection("listed", "Brokers", listed, ("brokers",), 3.0),
             page.PageSection("links", "Links", links, ("brokers",), 5.0),
             plots.section(request, "Messages of each broker", measured, id="brokers", wide=True),
         ),
-        lead="Brokers carry all messages. Larger circles and thicker links mean more traffic.",
+        lead="Brokers carry all messages. The topology shows what is connected to them.",
     )

@@ -10,7 +10,7 @@ from muster.core import errors
 from muster.inform import operations, protocol
 from muster.inform import rows as rows_
 from muster.notify import documents
-from muster.web.components import charts, page, records, widgets
+from muster.web.components import charts, page, plots, records, widgets
 from muster.web.components.html import Child, Markup, join, tag
 
 SHOWN = 100
@@ -44,6 +44,9 @@ def contexts(request: page.PageRequest) -> page.DashboardPage:
             label="Information nodes",
             none="There is no information node.",
         )
+
+    async def requests() -> list[plots.Plot]:
+        return [plots.Plot("node", "rates", name, name) for name in source.feed.samples.names("node")]
 
     async def rows() -> Markup:
         result = await source.inform.contexts(
@@ -81,6 +84,7 @@ def contexts(request: page.PageRequest) -> page.DashboardPage:
         (
             page.PageSection("nodes", "Information nodes", nodes, ("inform",), 2.0),
             page.PageSection("rows", "Contexts", rows, ("inform",), 3.0),
+            plots.section(request, "Requests to each information node", requests, id="nodes", wide=True),
         ),
         lead="Metadata with a key, a value and attributes. Permanent replicas always exist; temporary "
         "replicas follow demand.",
@@ -215,6 +219,16 @@ def context(request: page.PageRequest) -> page.DashboardPage:
             page.PageSection("replicas", "Replicas", replicas, ("inform",), 2.0),
             page.PageSection("value", "Value and attributes", value, ("inform",), 2.0, wide=False),
             page.PageSection("past", "History", past, ("inform",), 5.0, wide=False),
+            plots.section(
+                request,
+                "Over time",
+                [
+                    plots.Plot("context", "version", key, "Version"),
+                    plots.Plot("context", "value", key, "Value, if it is a number"),
+                ],
+                id="context",
+                wide=True,
+            ),
             *writing,
         ),
         head=tag(

@@ -10,12 +10,13 @@ from typing import Any, TypeVar
 import msgspec
 import pydantic
 
-from muster.core import errors, units
+from muster.core import errors, messages, units
 from muster.core.formats import complete
 from muster.notify import documents
 from muster.web import request_state
 from muster.web.rest import access, alerts, contexts, notifications, queues, resources
 
+BULK_MAX = 1000
 Given = dict[str, str]
 Act = Callable[[request_state.RestCall, Given], Awaitable[str]]
 B = TypeVar("B", bound=pydantic.BaseModel)
@@ -77,12 +78,35 @@ async def _silence(call: request_state.RestCall, fields: Given) -> str:
     return f"Silenced for {fields['for']}: {body.covers}"
 
 
+async def _acknowledge_all(call: request_state.RestCall, fields: Given) -> str:
+    """Every alert of a rule that nobody has acknowledged."""
+    open_ = (messages.AlertState.FIRING, messages.AlertState.SILENCED)
+    rule = fields["rule"]
+    listed = [alert for alert in await call.source.alerts() if alert.rule == rule and alert.state in open_]
+    for alert in listed[:BULK_MAX]:
+        await alerts.acknowledge(call, body=_body(alerts.AlertBody, rule=rule, about=alert.about))
+    return f"Acknowledged: {len(listed[:BULK_MAX])} of {len(listed)} alerts of {rule}"
+
+
 async def _execute(call: request_state.RestCall, fields: Given) -> str:
     body = _body(
         resources.ExecuteBody, operation=fields["operation"], arguments=pairs(fields.get("arguments", ""))
     )
     result = await resources.execute(call, fields["name"], body)
     return f"{body.operation} on {fields['name']}: {_shown(result)}"
+
+
+def _desired(state: str, says: str) -> Act:
+    """Change the desired state of a resource, and nothing else."""
+
+    async def handle(call: request_state.RestCall, fields: Given) -> str:
+        name = fields["name"]
+        known = await resources.resource(call, name)
+        body = _body(resources.DesiredStateBody, type=known.value.type, desired=state)
+        await resources.put_resource(call, name, body)
+        return says.format(name=name)
+
+    return handle
 
 
 async def _apply(call: request_state.RestCall, fields: Given) -> str:
@@ -127,9 +151,10 @@ async def _purge(call: request_state.RestCall, fields: Given) -> str:
 
 
 async def _move(call: request_state.RestCall, fields: Given) -> str:
-    body = _body(queues.MoveBody, to=fields.get("to") or None, limit=1000)
-    await queues.move(call, fields["name"], body)
-    return f"Moved the messages of {fields['name']} to {body.to or 'their original destinations'}"
+    to, selector = fields.get("to") or None, fields.get("selector") or None
+    body = _body(queues.MoveBody, to=to, selector=selector, limit=1000)
+    result = await queues.move(call, fields["name"], body)
+    return f"Moved from {fields['name']} to {to or 'the original destinations'}: {result.moved:,} messages"
 
 
 async def _set_login(call: request_state.RestCall, fields: Given) -> str:
@@ -155,6 +180,7 @@ ACTS: dict[str, Act] = {
     "acknowledge": _form(
         alerts.acknowledge, "Acknowledged: {rule} {about}", "rule", "about", body=alerts.AlertBody
     ),
+    "acknowledge-all": _acknowledge_all,
     "resolve": _form(alerts.resolve, "Resolved: {rule} {about}", "rule", "about", body=alerts.AlertBody),
     "silence": _silence,
     "unsilence": _form(alerts.unsilence, "Silence {id} ended", "id"),
@@ -162,6 +188,12 @@ ACTS: dict[str, Act] = {
     "undrain": _form(resources.undrain, "{name} returned to service", "name"),
     "delete": _form(resources.delete_resource, "Deleting {name}", "name"),
     "execute": _execute,
+    "start": _desired("up", "Starting {name}"),
+    "stop": _desired("down", "Stopping {name}"),
+    "pause": _form(resources.pause, "Paused: {id}", "id"),
+    "resume": _form(resources.resume, "Continued: {id}", "id"),
+    "abort": _form(resources.abort, "Ended: {id}", "id"),
+    "undo": _form(resources.undo, "Returning {group} to its previous revision", "group"),
     "apply": _apply,
     "put-context": _put_context,
     "delete-context": _form(contexts.delete_context, "Deleted: {key}", "key"),

@@ -15,6 +15,7 @@ from muster.web.pages import alerts as alerts_
 from muster.web.pages import machines
 
 CHANGES_SHOWN = 8
+ALERTS_SHOWN = 8
 LINES_MAX = 3
 DEFAULT_METRIC = "cpu_percent"
 QUIET = (messages.AlertState.SILENCED, messages.AlertState.ACKNOWLEDGED)
@@ -69,8 +70,7 @@ def overview(request: page.PageRequest) -> page.DashboardPage:
 
     async def firing() -> Markup:
         alerts = await source.alerts()
-        listed = await alerts_.alert_table(request, alerts[:8])
-        return join(listed, widgets.more_link("All alerts", "/alerts") if alerts else None)
+        return await alerts_.alert_table(request, alerts[:ALERTS_SHOWN], max(0, len(alerts) - ALERTS_SHOWN))
 
     async def changes() -> Markup:
         recent = list(source.feed.changes)[-CHANGES_SHOWN:]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from muster.message import destinations, listings, messages
-from muster.web.components import charts, page, records, widgets
+from muster.web.components import charts, page, plots, records, widgets
 from muster.web.components.html import Markup, join, tag
 from muster.web.data import rows
 from muster.web.rest import base
@@ -45,6 +45,11 @@ def queues(request: page.PageRequest) -> page.DashboardPage:
             none="There are no durable subscriptions.",
         )
 
+    def retry(letter: rows.BrowsedMessage) -> Markup:
+        return widgets.action_button(
+            request, "move", "Retry", name=destinations.DEAD_LETTERS, selector=f"JMSMessageID = '{letter.id}'"
+        )
+
     async def dead() -> Markup:
         letters, _ = await source.browse(
             request.person, destinations.DEAD_LETTERS, selector=None, after=0, limit=SHOWN
@@ -56,6 +61,7 @@ def queues(request: page.PageRequest) -> page.DashboardPage:
                 "from": lambda letter: str(letter.properties.get(messages.DEAD_FROM, "")),
                 "reason": lambda letter: str(letter.properties.get(messages.DEAD_REASON, "")),
                 "body": _body,
+                "": retry,
             },
             label="Dead letters",
             none="There are no dead letters.",
@@ -111,6 +117,15 @@ def queue(request: page.PageRequest) -> page.DashboardPage:
         "div",
         widgets.action_button(
             request,
+            "move",
+            "Move",
+            widgets.field("Move the messages that the filter selects to", "to", placeholder="queue:other"),
+            name=name,
+            selector=selector,
+            sure=f"Move messages of {name}?",
+        ),
+        widgets.action_button(
+            request,
             "purge",
             "Purge",
             name=name,
@@ -122,7 +137,11 @@ def queue(request: page.PageRequest) -> page.DashboardPage:
     )
     return page.DashboardPage(
         f"Queue {name}",
-        (page.PageSection("waiting", "Messages", waiting, ("message",), 2.0),),
+        (
+            plots.section(request, "Waiting and in flight", [plots.Plot("queue", "depth", name)], id="depth"),
+            plots.section(request, "Rates", [plots.Plot("queue", "rates", name)]),
+            page.PageSection("waiting", "Messages", waiting, ("message",), 2.0),
+        ),
         head=join(
             widgets.search(
                 "/queue",

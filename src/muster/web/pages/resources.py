@@ -8,10 +8,14 @@ import time
 import msgspec
 
 from muster.manage import operations
-from muster.web.components import charts, page, records, widgets
+from muster.manage import rows as rows_
+from muster.web import actions
+from muster.web.auth import sessions
+from muster.web.components import charts, page, plots, records, templates, widgets
 from muster.web.components.html import Markup, join, tag
 
 SHOWN = 50
+MACHINE_METRICS = ("cpu_percent", "memory_percent")  # of its machine, if it is not measured itself
 TIMELINE_S = 3600.0
 MOVES = ("reassign", "rollout")
 
@@ -42,25 +46,6 @@ def resources(request: page.PageRequest) -> page.DashboardPage:
             widgets.pages(request, result.next, shown=len(result.items)),
         )
 
-    form = Markup("")
-    if request.may_act:
-        form = tag(
-            "details",
-            tag("summary", "Apply a manifest"),
-            widgets.action_button(
-                request,
-                "apply",
-                "Apply",
-                widgets.field(
-                    "Manifest",
-                    "manifest",
-                    rows=10,
-                    required=True,
-                    placeholder="resources:\n  - name: web-1\n    type: process\n    agent: local",
-                ),
-            ),
-            cls="panel",
-        )
     return page.DashboardPage(
         "Resources",
         (
@@ -79,8 +64,39 @@ def resources(request: page.PageRequest) -> page.DashboardPage:
                     hint="A predicate over name, type, group, agent, state, manager, labels and facts.",
                 ),
             ),
-            form,
+            widgets.more_link("Apply a manifest", "/apply") if request.may_act else None,
         ),
+    )
+
+
+def apply(request: page.PageRequest) -> page.DashboardPage:
+    """A manifest is planned when the form is sent, and applied only from the plan."""
+    text = request.query.get("manifest", "").replace("\r\n", "\n")
+
+    async def plan() -> Markup:
+        actions.require_role(request.person, sessions.WebRole.OPERATOR, "apply manifests")
+        steps = await request.web.source.plan(text) if text.strip() else []
+        return templates.render("steps.html", request=request, steps=steps, text=text)
+
+    return page.DashboardPage(
+        "Apply a manifest",
+        (page.PageSection("plan", "Plan", plan, (), 3600.0),),
+        lead="The plan shows what would change, field by field. Nothing changes before it is applied.",
+        head=templates.render("plan.html", request=request, text=text),
+    )
+
+
+def rollouts(request: page.PageRequest) -> page.DashboardPage:
+    async def rows() -> Markup:
+        listed = list(reversed(await request.web.source.read(operations.ROLLOUTS)))[:SHOWN]
+        return templates.render(
+            "rollouts.html", request=request, rollouts=listed, active=rows_.ACTIVE_ROLLOUT
+        )
+
+    return page.DashboardPage(
+        "Rollouts",
+        (page.PageSection("rollouts", "Newest first", rows, ("manage",), 3.0),),
+        lead="Updates change a group in waves. If a resource does not become healthy, they stop and revert.",
     )
 
 
@@ -115,37 +131,22 @@ def resource(request: page.PageRequest) -> page.DashboardPage:
     async def decisions() -> Markup:
         return recent_decisions(request, target=name)
 
-    acts = Markup("")
-    if request.may_act:
-        acts = tag(
-            "div",
-            widgets.action_button(request, "drain", "Drain", name=name),
-            widgets.action_button(request, "undrain", "Return to service", name=name),
-            widgets.action_button(
-                request, "delete", "Delete", name=name, sure=f"Stop and delete {name}?", look="danger"
-            ),
-            tag(
-                "details",
-                tag("summary", "Run an operation"),
-                widgets.action_button(
-                    request,
-                    "execute",
-                    "Run",
-                    widgets.field("Operation", "operation", required=True, placeholder="restart"),
-                    widgets.field("Arguments", "arguments", rows=3, placeholder="name=value"),
-                    name=name,
-                ),
-            ),
-            cls="panel",
-        )
+    async def measured() -> list[plots.Plot]:
+        machine = await source.charts.machine_of((await source.read(operations.DESCRIBE, name=name)).agent)
+        own = await source.charts.service_metrics(machine, name)
+        return plots.metrics("resource", name, own) or plots.metrics("machine", machine, MACHINE_METRICS)
+
     return page.DashboardPage(
         f"Resource {name}",
         (
             page.PageSection("facts", "Observed state", facts, ("manage",), 3.0),
+            plots.section(request, "Measured", measured, id="resource", wide=True),
             page.PageSection("spec", "Desired state", specification, ("manage",), 10.0, wide=False),
             page.PageSection("decided", "Activity", decisions, ("activity",), 10.0, wide=False),
         ),
-        head=acts,
+        head=templates.render("resource_actions.html", request=request, name=name)
+        if request.may_act
+        else Markup(""),
     )
 
 

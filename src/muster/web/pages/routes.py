@@ -27,6 +27,7 @@ from muster.web.pages import (
     alerts,
     brokers,
     contexts,
+    find,
     forms,
     machines,
     overview,
@@ -35,6 +36,7 @@ from muster.web.pages import (
     queues,
     resources,
     sql,
+    topology,
 )
 from muster.web.rest import event_stream
 
@@ -43,6 +45,7 @@ log_events = log.EventLog("web")
 
 PAGES: dict[str, page.Build] = {
     "/": overview.overview,
+    "/find": find.find,
     "/map": machines.machine_map,
     "/machines": machines.machines,
     "/zone": machines.zone,
@@ -53,12 +56,15 @@ PAGES: dict[str, page.Build] = {
     "/sql": sql.sql,
     "/resources": resources.resources,
     "/resource": resources.resource,
+    "/apply": resources.apply,
+    "/rollouts": resources.rollouts,
     "/managers": resources.managers,
     "/playground": playground.playground,
     "/contexts": contexts.contexts,
     "/contexts/details": contexts.context,
     "/queues": queues.queues,
     "/queue": queues.queue,
+    "/topology": topology.topology,
     "/brokers": brokers.brokers,
     "/pipeline": pipeline.progress,
     "/report-delay": pipeline.report_delay,
@@ -133,11 +139,15 @@ async def _show(request: Request) -> Response:
         where = page.link_to("/login", next=requested) if requested != "/" else "/login"
         return RedirectResponse(where, status_code=303)
     path = request.url.path
-    page_request = _view(request, person, path, dict(request.query_params))
+    query = dict(request.query_params)
+    if request.method == "POST":  # a form that is too long for an address; it changes nothing
+        query = await _form(request)
+        request_state.check_csrf_token(request, person, query.pop("form", ""))
+    page_request = _view(request, person, path, query)
     made = PAGES[path](page_request)
     missing: set[str] = set()
     tables = page_request.parameter("tables")  # for a browser without scripts, which gets no later ones
-    within_s = LATER_S if tables else FIRST_S
+    within_s = LATER_S if tables or request.method == "POST" else FIRST_S
     contents = await asyncio.gather(*(_inside(section, within_s, missing) for section in made.sections))
     sections = [
         (section, LOADING if inside is None else inside)
@@ -145,7 +155,9 @@ async def _show(request: Request) -> Response:
     ]
     note = _read_note(request)
     response = HTMLResponse(
-        layout.page(page_request, made, sections, theme=_theme(request), note=note),
+        layout.page(
+            page_request, made, sections, theme=_theme(request), note=note, live=request.method == "GET"
+        ),
         status_code=404 if missing and path in SUBJECTS else 200,
     )
     if note:
@@ -155,7 +167,7 @@ async def _show(request: Request) -> Response:
 
 
 for _path in PAGES:
-    router.add_api_route(_path, _show, methods=["GET"])
+    router.add_api_route(_path, _show, methods=["GET", "POST"] if _path == "/apply" else ["GET"])
 
 
 @router.get("/live")

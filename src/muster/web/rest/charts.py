@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from fastapi import Query
 
 from muster.web import request_state
-from muster.web.data import alert_spans, charts, fleet_map
+from muster.web.data import alert_spans, charts, find, fleet_map, topology
 from muster.web.rest import route
 
 router = route.RouteTable("reports")
@@ -48,6 +48,19 @@ async def machine_map(
     """The names of the machines are left out if their layout is the one that the client has."""
     call.source.require_connection()
     return await call.source.machine_map(metric, layout)
+
+
+@router.of("GET /topology", "The parts of the domain and what they are connected to")
+async def parts(call: request_state.Call) -> topology.DomainTopology:
+    return await call.source.topology()
+
+
+@router.of("GET /find", "Find machines, resources, contexts, queues, alerts and receivers by name")
+async def find_things(
+    call: request_state.Call, q: Annotated[str, Query(max_length=256, description="A part of a name.")]
+) -> find.FoundThings:
+    """Receivers are found by the beginning of their names."""
+    return await call.source.finder.find(call.person, q)
 
 
 @router.of(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import Query
+from fastapi import Path, Query
 from pydantic import Field
 
 from muster.bus.brokers import control
@@ -155,6 +155,13 @@ router.operation("GET /summary", operations.SUMMARY)
 router.operation("GET /managers", operations.MANAGERS, key=("name",))
 router.operation("GET /agents", operations.AGENTS, key=("name",))
 router.operation("GET /rollouts", operations.ROLLOUTS, key=("id",))
+RolloutId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
+router.operation("GET /rollouts/{id}/steps", operations.STEPS, id=RolloutId, key=("name",))
+pause, resume, abort = (
+    router.operation(f"POST /rollouts/{{id}}/{declared.method}", declared, id=RolloutId)
+    for declared in (operations.PAUSE, operations.RESUME, operations.ABORT)
+)
+undo = router.operation("POST /groups/{group}/undo", operations.UNDO, group=base.ResourceName)
 
 
 # Brokers

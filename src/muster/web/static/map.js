@@ -47,7 +47,6 @@
       this.focus = {};  // the zone and the group that are shown alone
       this.layout = "";
       this.names = [];
-      this.drawMs = [];
       this.metric.addEventListener("change", () => { this.chosen = this.metric.value; this.load(); });
       this.search.addEventListener("input", () => { this.match(); this.draw(); });
       this.search.addEventListener("keydown", (event) => { if (event.key === "Enter" && this.matched === 1) this.open(this.hits.indexOf(1)); });
@@ -130,16 +129,19 @@
         });
       });
       this.shown = blocks;
-      // One size for all cells, in whole pixels.
-      const fits = (cell) => blocks.every((block) => Math.floor(block.w / cell) * Math.floor((block.h - (block.labelled ? LABEL * ratio : 0)) / cell) >= block.count);
-      let cell = Math.max(1, Math.floor(Math.sqrt(this.canvas.width * this.canvas.height / Math.max(1, machines))));
-      cell = Math.min(cell, Math.round(26 * ratio));
-      while (cell > 1 && !fits(cell)) cell--;
-      this.cell = cell;
+      // One size for all cells, in whole pixels: nearly square, and as large as fits.
+      const fits = (across, down) => blocks.every((block) => Math.floor(block.w / across) * Math.floor((block.h - (block.labelled ? LABEL * ratio : 0)) / down) >= block.count);
+      const largest = Math.min(Math.ceil(Math.sqrt(this.canvas.width * this.canvas.height / Math.max(1, machines))) + 1, Math.round(26 * ratio));
+      [this.cell, this.down] = [1, 1];
+      for (let across = 1; across <= largest; across++) {
+        for (let down = Math.max(1, Math.ceil(across * 0.7)); down <= across * 1.4; down++) {
+          if (across * down > this.cell * this.down && fits(across, down)) [this.cell, this.down] = [across, down];
+        }
+      }
       for (const block of blocks) {
         block.top = Math.round(block.y + (block.labelled ? LABEL * ratio : 0));
         block.left = Math.round(block.x);
-        block.across = Math.max(1, Math.floor(block.w / cell));
+        block.across = Math.max(1, Math.floor(block.w / this.cell));
       }
     }
 
@@ -158,18 +160,17 @@
 
     draw() {
       if (!this.map || !this.root.clientWidth) return;
-      const began = performance.now();
       this.arrange();
-      const {canvas, cell, values, hits} = this, ratio = devicePixelRatio || 1;
+      const {canvas, cell, down, values, hits} = this, ratio = devicePixelRatio || 1;
       const context = canvas.getContext("2d"), palette = this.palette();
       const image = context.createImageData(canvas.width, canvas.height);
-      const pixels = new Uint32Array(image.data.buffer), wide = canvas.width, side = cell > 3 ? cell - 1 : cell;
+      const pixels = new Uint32Array(image.data.buffer), wide = canvas.width, side = cell > 3 ? cell - 1 : cell, tall = down > 3 ? down - 1 : down;
       for (const block of this.shown) {
         for (let n = 0; n < block.count; n++) {
           const index = block.first + n;
           const color = palette[values[index] + (hits && !hits[index] ? 256 : 0)];
-          const x = block.left + n % block.across * cell, y = block.top + Math.floor(n / block.across) * cell;
-          for (let row = y * wide + x, end = row + side * wide; row < end; row += wide) pixels.fill(color, row, row + side);
+          const x = block.left + n % block.across * cell, y = block.top + Math.floor(n / block.across) * down;
+          for (let row = y * wide + x, end = row + tall * wide; row < end; row += wide) pixels.fill(color, row, row + side);
         }
       }
       context.putImageData(image, 0, 0);
@@ -189,9 +190,8 @@
         }
       }
       this.describe();
-      this.drawMs.push(performance.now() - began);
-      if (this.drawMs.length > 100) this.drawMs.shift();
       this.root.dataset.drawn = this.map.machines;
+      this.firstMs ??= performance.now();  // since the page was requested
     }
 
     describe() {
@@ -232,7 +232,7 @@
       const within = (box) => x >= box.x && x < box.x + box.w && y >= box.y && y < box.y + box.h;
       const zone = (this.zones || []).find(within), block = zone?.own.find(within);
       if (!block) return {zone};
-      const column = Math.floor((x - block.left) / this.cell), row = Math.floor((y - block.top) / this.cell);
+      const column = Math.floor((x - block.left) / this.cell), row = Math.floor((y - block.top) / this.down);
       const n = row * block.across + column;
       const inside = column >= 0 && row >= 0 && column < block.across && n < block.count;
       return {zone, block, index: inside ? block.first + n : undefined};

@@ -39,6 +39,24 @@
     if (sure && !confirm(sure)) event.preventDefault();
   });
 
+  // The log of a resource, followed while it is open.
+  for (const log of document.querySelectorAll("details.log")) {
+    const text = log.querySelector("pre"), most = 200000;
+    let cursor = "", timer = 0;
+    const more = async () => {
+      const query = cursor ? "cursor=" + encodeURIComponent(cursor) : "lines=200";
+      const answer = await fetch("/api/v1/resources/" + encodeURIComponent(log.dataset.name) + "/logs?" + query, {credentials: "same-origin"});
+      const part = await answer.json();
+      const follows = text.scrollTop + text.clientHeight >= text.scrollHeight - 8;
+      text.append(answer.ok ? part.text || (cursor ? "" : part.reason) : part.detail + "\n");
+      if (text.textContent.length > most) text.textContent = text.textContent.slice(-most);
+      if (follows) text.scrollTop = text.scrollHeight;
+      cursor = part.cursor || cursor;
+      if (log.open && answer.ok) timer = setTimeout(more, part.is_last ? 1000 : 0);
+    };
+    log.addEventListener("toggle", () => { clearTimeout(timer); if (log.open) more(); });
+  }
+
   const address = document.body.dataset.live;
   if (!address || !state) return;
 

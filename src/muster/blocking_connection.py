@@ -159,11 +159,31 @@ def sync_twin(
     return wrapped
 
 
+def sync_decorator(
+    method: Callable[Concatenate[A, P], Callable[[T], T]], serve: Callable[..., Coroutine[Any, Any, None]]
+) -> Callable[Concatenate[Any, P], Callable[[T], T]]:
+    """The method that makes a decorator; when that returns, ``serve`` has started to serve the function."""
+    name = serve.__name__
+
+    def call(self: BlockingTwin[A], *args: P.args, **kwargs: P.kwargs) -> Callable[[T], T]:
+        def decorate(handler: T) -> T:
+            self._loop.wait(getattr(self._async, name)(handler, *args, **kwargs))
+            return handler
+
+        return decorate
+
+    wrapped: Callable[Concatenate[Any, P], Callable[[T], T]] = _wrap(method, call)
+    return wrapped
+
+
 def documented_as(cls: type[Any]) -> Callable[[type[T]], type[T]]:
-    """Take over the documentation of the asynchronous class."""
+    """Take over the documentation of the asynchronous class, and of its methods."""
 
     def decorate(twin: type[T]) -> type[T]:
         twin.__doc__ = _ASYNC.sub("", cls.__doc__ or "")
+        for name, member in vars(twin).items():
+            if not name.startswith("_") and not member.__doc__ and (source := getattr(cls, name, None)):
+                member.__doc__ = _ASYNC.sub("", source.__doc__ or "")
         return twin
 
     return decorate

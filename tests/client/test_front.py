@@ -61,7 +61,11 @@ def m(home: Path) -> Iterator[synchronous.Muster]:
 
 
 def examples(actual: object, globs: dict[str, Any]) -> list[doctest.DocTest]:
-    tests = doctest.DocTestFinder(exclude_empty=True).find(actual, globs=globs)
+    """Those of the object, and of the methods of a class, which may be those of another class."""
+    finder, members = doctest.DocTestFinder(recurse=False), [actual]
+    if inspect.isclass(actual):
+        members += [member for _, member in inspect.getmembers(actual, inspect.isfunction)]
+    tests = [test for member in members for test in finder.find(member, globs=globs)]
     return [test for test in tests if test.examples]
 
 

@@ -99,12 +99,15 @@ class AsyncFleet:
             yield event
 
     async def names(self, *, where: str = "") -> list[str]:
+        """The names of the resources that match ``where``, or of all."""
         return await self._client.names(where=where)
 
     async def agents(self) -> rows.Rows[manage_rows.AgentRow]:
+        """The agents, with their machines and types of resources."""
         return rows.Rows(await self._client.agents())
 
     async def managers(self) -> rows.Rows[manage_rows.ManagerRow]:
+        """The managers, with the number of resources of each."""
         return rows.Rows(await self._client.managers())
 
 

@@ -30,12 +30,14 @@ from muster.core import errors
 from muster.manage.adapters import base, plugins
 from muster.manage.agent import agent as agent_
 from muster.message import destinations, listings, retries
+from muster.message.client import api as jms
 from muster.notify import models
 from muster.supervision import tasks
 
 if TYPE_CHECKING:
     from muster.client import monitor
 
+T = TypeVar("T")
 H = TypeVar("H", bound=Callable[..., Any])
 M = TypeVar("M", bound=Callable[[services.HandlerCall], Any])
 A = TypeVar("A", bound=type[base.Adapter])
@@ -188,6 +190,7 @@ class AsyncMuster:
         >>> order
         Message('orders/eu', '17 boxes')
         """
+        messages.warn_of_dots(topic)
         return await messages.AsyncSubscription.open(self.bus, topic, where=where, group=group)
 
     async def request(
@@ -230,6 +233,15 @@ class AsyncMuster:
         """All queues, with the number of waiting messages."""
         return await self._jms.queues()
 
+    def jms(self, client_id: str | None = None) -> jms.Connection:
+        """A connection of JMS, for sessions, transactions, topics with durable subscriptions, and selectors.
+
+        >>> async with m.jms() as connection:
+        ...     session = connection.session()
+        ...     await session.producer(session.queue("orders")).send("four chairs")
+        """
+        return jms.Connection(self.bus, client_id=client_id)
+
     # Services
 
     def on(
@@ -257,14 +269,18 @@ class AsyncMuster:
         'HELLO'
         """
 
-        def decorate(handler: H) -> H:
-            serving = self.serve(
-                handler, topic, where=where, group=group, concurrency=concurrency, retry=retry
-            )
-            self._start(serving)
-            return handler
+        return self._decorator(
+            self.serve, topic, where=where, group=group, concurrency=concurrency, retry=retry
+        )
 
-        return decorate
+    def on_change(self, key: str, *, prefix: bool = False) -> Callable[[H], H]:
+        """Call the decorated function for each change of a context from now on; with ``prefix``, of all
+        contexts whose keys begin with ``key``.
+
+        Its parameter receives the change; annotated with `str`, `bytes` or any other type, it receives the
+        value, and None when the context is deleted.
+        """
+        return self._decorator(self.serve_changes, key, prefix=prefix)
 
     def middleware(self, around: M) -> M:
         """Call the decorated function around each call of a handler: a generator function with one ``yield``,
@@ -293,11 +309,9 @@ class AsyncMuster:
         The receiver is called ``name`` or like the function.
         """
 
-        def decorate(handler: H) -> H:
-            self._start(self.serve_events(handler, name, model, state, policy, durable=durable))
-            return handler
-
-        return decorate
+        return self._decorator(
+            self.serve_events, name, model=model, policy=policy, state=state, durable=durable
+        )
 
     def adapter(self, type_name: str, *, agent: str | None = None, zone: str = "default") -> Callable[[A], A]:
         """Manage resources of the type ``type_name`` with the decorated `muster.Adapter` class.
@@ -306,9 +320,14 @@ class AsyncMuster:
         ``agent``; a name of its own needs the domain's home on this machine.
         """
 
-        def decorate(adapter: A) -> A:
-            self._start(self.serve_adapter(adapter, type_name, agent, zone))
-            return adapter
+        return self._decorator(self.serve_adapter, type_name, agent=agent, zone=zone)
+
+    def _decorator(
+        self, serve: Callable[..., Coroutine[Any, Any, None]], *args: Any, **options: Any
+    ) -> Callable[[T], T]:
+        def decorate(handler: T) -> T:
+            self._starting.append(asyncio.create_task(serve(handler, *args, **options)))
+            return handler
 
         return decorate
 
@@ -342,14 +361,21 @@ class AsyncMuster:
         consumer = await session.consumer(queue, where, prefetch=concurrency)
         self._spawn(services.serve_queue(consumer, caller, concurrency, retry or retries.Retry()))
 
+    async def serve_changes(self, handler: Callable[..., Any], key: str, *, prefix: bool = False) -> None:
+        """As `on_change`, without a decorator; when this returns, no later change is missed."""
+        caller = services.Caller(handler, self._middlewares)
+        position = await self.contexts.position()
+        changes = self.contexts.watch(key, after_version=position, prefix=True)
+        self._spawn(services.serve_changes(changes, caller, "" if prefix else key))
+
     async def serve_events(
         self,
         handler: Callable[..., Any],
-        name: str | None,
-        model: str,
-        state: models.State | None,
-        policy: str,
+        name: str | None = None,
         *,
+        model: str,
+        policy: str,
+        state: models.State | None = None,
         durable: bool = False,
     ) -> None:
         """As `receiver`, without a decorator."""
@@ -425,9 +451,6 @@ class AsyncMuster:
 
     def __repr__(self) -> str:
         return f"<muster domain, connected as {self.identity}: {self.bus.state.value}>"
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        self._starting.append(asyncio.create_task(work))
 
     async def _started(self) -> None:
         """Wait for the decorated handlers."""

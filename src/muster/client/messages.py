@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import warnings
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar, overload
@@ -34,7 +35,12 @@ _STATUS = {"invalid-input": "400", "refused": "403", "not-found": "404", "unavai
 def encode(content: Content) -> bytes:
     if isinstance(content, bytes):
         return content
-    return content.encode() if isinstance(content, str) else msgspec.json.encode(content)
+    try:
+        return content.encode() if isinstance(content, str) else msgspec.json.encode(content)
+    except TypeError as error:
+        raise errors.InvalidInput(
+            f"a message is text, bytes or JSON, not {type(content).__name__}: {error}"
+        ) from error
 
 
 def error_reply(fault: error_replies.ErrorReply) -> tuple[bytes, dict[str, str]]:
@@ -56,7 +62,17 @@ def raise_error(reply: api.Message) -> None:
 
 
 def to_subject(topic: str) -> str:
+    warn_of_dots(topic)
     return topics.Topic.parse(topic).subject
+
+
+def warn_of_dots(topic: str) -> None:
+    """For those who know the subjects of NATS: a dot separates nothing in a topic."""
+    if "." in topic and not any(mark in topic for mark in "/=:"):
+        warnings.warn(
+            f"the topic {topic!r} has one level: write {topic.replace('.', '/')!r} for several",
+            stacklevel=3,
+        )
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -79,6 +95,7 @@ class PublishedMessage:
 
     @classmethod
     def from_bus(cls, message: api.Message) -> PublishedMessage:
+        """The message that the bus delivered."""
         topic = message.subject
         with contextlib.suppress(errors.MusterError):
             topic = str(topics.Topic.from_subject(topic))
@@ -105,6 +122,7 @@ class PublishedMessage:
 
     @property
     def wants_reply(self) -> bool:
+        """Whether its sender waits for a reply."""
         return self.received is not None and bool(self.received.reply)
 
     def __repr__(self) -> str:
@@ -201,6 +219,7 @@ class AsyncSubscription:
                 return
 
     async def close(self) -> None:
+        """End the subscription; a waiting `next` raises `errors.NotConnected`."""
         self._ended = self._ended or errors.NotConnected(f"the subscription to {self.topic} is closed")
         await tasks.finish(self._close())
 

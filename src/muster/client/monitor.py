@@ -28,6 +28,7 @@ class AsyncAlerts:
             yield alert
 
     async def acknowledge(self, rule: str, about: str) -> None:
+        """State that somebody works on the alert of this rule about this machine or group."""
         await self._client.acknowledge(rule, about)
 
     async def resolve(self, rule: str, about: str) -> None:
@@ -51,9 +52,11 @@ class AsyncReports:
         return await self._client.system()
 
     async def group(self, name: str) -> columns.GroupReport | None:
+        """The latest report about a group; None before the first one."""
         return await self._client.group(name)
 
     async def zone(self, name: str) -> columns.GroupReport | None:
+        """The latest report about a zone; None before the first one."""
         return await self._client.zone(name)
 
     async def top(self) -> protocol.TopNodes | None:

@@ -52,12 +52,14 @@ class AsyncNotify:
         name: str = PARTICIPANT,
         timeout_s: float = TIMEOUT_S,
     ) -> str:
-        """Send an event to the receivers whose state matches ``to``; returns its id.
+        """Send an event of a defined type to the receivers whose state matches ``to``; returns its id.
 
         A receiver gets it if its policy accepts the event and its sender, which is called ``name``.
         """
         sender = await self._client()
-        return await sender.send(name, event, content, to=to, durable=durable, timeout_s=timeout_s)
+        return await sender.send(
+            name, event, content, to=to, durable=durable, defined=True, timeout_s=timeout_s
+        )
 
     async def define(self, model: str, /, **attributes: type | str | set[str]) -> None:
         """Define a model of receivers: the names and types of the values in their state."""
@@ -68,6 +70,7 @@ class AsyncNotify:
         await self._define(event, attributes, notify_models.ModelKind.EVENT)
 
     async def models(self) -> rows.Rows[notify_rows.ModelRow]:
+        """The models of receivers and of events."""
         return rows.Rows(await queries.list_models(self._bus))
 
     async def receivers(self, where: str = "", *, limit: int = LIMIT) -> rows.Rows[notify_rows.ReceiverRow]:
@@ -111,10 +114,12 @@ class AsyncReceiver:
 
     @property
     def name(self) -> str:
+        """Its name, without that of the process."""
         return self._handle.name
 
     @property
     def id(self) -> str:
+        """Its identity and name, as policies and lists show it."""
         return self._handle.id
 
     async def update(self, /, **values: types.Value) -> None:

@@ -21,7 +21,7 @@ class AsyncQueue:
     """A queue; its messages survive the failure of any process.
 
     >>> orders = m.queue("orders")
-    >>> await orders.send("four chairs", priority=7)
+    >>> sent = await orders.send("four chairs", priority=7)
     >>> (await orders.receive(timeout_s=10)).body()
     'four chairs'
     """
@@ -39,8 +39,11 @@ class AsyncQueue:
         priority: int = jms.DEFAULT_PRIORITY,
         ttl_s: float = 0.0,
         delay_s: float = 0.0,
-    ) -> None:
-        """Send a text, bytes, a mapping or a list; when this returns, the message is stored."""
+    ) -> str:
+        """Send a text, bytes, a mapping or a list; when this returns, the message is stored. Returns its id.
+
+        ``delay_s``: deliver it so much later. ``ttl_s``: it expires after this time.
+        """
         message = producers.to_message(body)
         if properties:
             message.properties.update(properties)
@@ -50,6 +53,7 @@ class AsyncQueue:
         async with session:
             producer = session.producer(self._queue, priority=priority, ttl_s=ttl_s, delay_s=delay_s)
             await producer.send(message)
+        return message.message_id or ""
 
     async def receive(self, *, where: str | None = None, timeout_s: float | None = None) -> jms.JmsMessage:
         """Remove the next message that matches the selector ``where``; `errors.TimedOut` without one.

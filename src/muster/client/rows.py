@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import html
+import shutil
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
@@ -20,6 +21,7 @@ T = TypeVar("T")
 #: A row of a query that selects its columns itself, or of a table with columns of users.
 Record = dict[str, Any]
 SHOWN_ROWS = 20
+CELL = 40  # characters
 
 
 class Rows(Sequence[T], Generic[T]):
@@ -70,6 +72,7 @@ class Rows(Sequence[T], Generic[T]):
 
     @property
     def columns(self) -> list[str]:
+        """The names of the columns, in order."""
         if self._table is not None:
             return list(self._table.column_names)
         return list(dict.fromkeys(name for row in self.to_dicts() for name in row))
@@ -89,19 +92,24 @@ class Rows(Sequence[T], Generic[T]):
         )
 
     def to_pandas(self) -> pandas.DataFrame:
+        """A data frame of pandas."""
         _require("pandas", "spark")
         return self.to_arrow().to_pandas()
 
     def to_polars(self) -> polars.DataFrame:
+        """A data frame of Polars."""
         return _require("polars").from_arrow(self.to_arrow())
 
     def __repr__(self) -> str:
         more = "" if self.complete else ", and there are more"
-        shown = [repr(row) for row in self._rows[:SHOWN_ROWS]]
+        shown = self[:SHOWN_ROWS].to_dicts()
+        lines, left_out = _table(shown, self.columns, shutil.get_terminal_size((110, 0)).columns - 4)
         if len(self) > SHOWN_ROWS:
-            shown.append(f"… {len(self) - SHOWN_ROWS} more")
-        lines = "".join(f"\n  {line}" for line in shown)
-        return f"<{len(self)} {'row' if len(self) == 1 else 'rows'}{more}>{lines}"
+            lines.append(f"… {len(self) - SHOWN_ROWS} more")
+        if left_out:
+            lines.append(f"and the columns {', '.join(left_out)}")
+        count = f"{len(self)} {'row' if len(self) == 1 else 'rows'}{more}"
+        return "\n  ".join([f"<{count}>", *lines])
 
     def _repr_html_(self) -> str:
         names = self.columns
@@ -134,6 +142,22 @@ def _column(pa: Any, values: list[Any]) -> Any:
         return pa.array(values)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
         return pa.array([None if value is None else msgspec.json.encode(value).decode() for value in values])
+
+
+def _table(shown: list[Record], names: list[str], width: int) -> tuple[list[str], list[str]]:
+    """Aligned lines with a header, and the columns for which there is no room. Empty columns are left out."""
+    lines, left_out = [""] * (len(shown) + 1), []
+    for name in names:
+        cells = [" ".join(_cell(row.get(name)).split()) for row in shown]
+        if not any(cell not in ("", "{}", "[]") for cell in cells):
+            continue
+        cells = [cell if len(cell) <= CELL else cell[: CELL - 1] + "…" for cell in (name, *cells)]
+        size = max(map(len, cells))
+        if lines[0] and len(lines[0]) + size > width:
+            left_out.append(name)
+            continue
+        lines = [line + cell.ljust(size + 2) for line, cell in zip(lines, cells, strict=True)]
+    return [line.rstrip() for line in lines if line], left_out
 
 
 def _cell(value: object) -> str:

@@ -25,8 +25,9 @@ import contextvars
 import functools
 import inspect
 import threading
+import types
 import typing
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,7 @@ from muster.bus.rpc import error_replies
 from muster.client import messages
 from muster.core import errors
 from muster.core.telemetry import log, trace
+from muster.inform import protocol
 from muster.message import messages as jms
 from muster.message import retries
 from muster.message.client import consumers
@@ -54,8 +56,8 @@ class HandlerCall:
     """A call of a handler, for middlewares."""
 
     handler: str  # its name
-    topic: str  # as given to `on`: of a message of a topic its topic, ``queue:NAME``, or ``event:TYPE``
-    message: Any  # a `muster.Message`, a `muster.QueueMessage` or an event
+    topic: str  # of the message; or ``queue:NAME``, ``event:TYPE``, ``context:KEY``
+    message: Any  # a `muster.Message`, a `muster.QueueMessage`, an event or a change
     attempt: int = 1  # deliveries of a message of a queue, with this one
 
 
@@ -91,6 +93,8 @@ def reader(handler: Handler) -> Reader:
     if not parameters:
         return lambda message: ()
     kind = hints.get(parameters[0].name, Any)
+    if isinstance(kind, types.UnionType) and len(kinds := set(kind.__args__) - {types.NoneType}) == 1:
+        (kind,) = kinds  # the value of a change may be None
     return lambda message: (_argument(message, kind),)
 
 
@@ -99,7 +103,13 @@ def _argument(message: Any, kind: Any) -> Any:
         return message
     if isinstance(message, messages.PublishedMessage):
         return message.text if kind is str else message.data if kind is bytes else message.json(kind)
-    body = message.body() if isinstance(message, jms.JmsMessage) else dict(message.content)
+    body: Any
+    if isinstance(message, protocol.ContextChange):
+        body = message.value
+        if body is None or kind is str:
+            return None if body is None else body.decode()
+    else:
+        body = message.body() if isinstance(message, jms.JmsMessage) else dict(message.content)
     if isinstance(kind, type) and isinstance(body, kind):
         return body
     try:
@@ -252,6 +262,16 @@ async def serve_queue(
         await caller(message, str(consumer.destination), working_for, message.delivery_count)
 
     await in_parallel(concurrency, lambda: consumer.listen(handle, retry=retry))
+
+
+async def serve_changes(changes: AsyncIterator[protocol.ContextChange], caller: Caller, only: str) -> None:
+    """Call the handler for each change; ``only``: of this key."""
+    async for change in changes:
+        if not only or change.key == only:
+            try:
+                await caller(change, f"context:{change.key}")
+            except Exception as error:  # noqa: BLE001 - the next change is handled
+                failed(caller.handler, error, f"context:{change.key}", version=change.version)
 
 
 async def serve_receiver(receiver: client.ReceiverHandle, caller: Caller) -> None:

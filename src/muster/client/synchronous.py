@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,9 +18,7 @@ from muster.core import errors
 from muster.inform import protocol
 from muster.manage import rows
 from muster.message import messages as jms
-from muster.message import retries
 from muster.notify import client
-from muster.notify import models as notify_models
 
 COMPLETIONS_MAX = 1_000
 
@@ -28,6 +26,7 @@ COMPLETIONS_MAX = 1_000
 @blocking.documented_as(contexts.AsyncContexts)
 class Contexts(blocking.BlockingTwin[contexts.AsyncContexts]):
     get = blocking.sync(contexts.AsyncContexts.get)
+    position = blocking.sync(contexts.AsyncContexts.position)
     put = blocking.sync(contexts.AsyncContexts.put)
     delete = blocking.sync(contexts.AsyncContexts.delete)
     find = blocking.sync(contexts.AsyncContexts.find)
@@ -89,6 +88,7 @@ class Queue(blocking.BlockingTwin[queues.AsyncQueue]):
 
     @property
     def name(self) -> str:
+        """The name of the queue."""
         return self._async.name
 
     def __len__(self) -> int:
@@ -190,7 +190,6 @@ class History(blocking.BlockingTwin[history.AsyncHistory]):
     search = blocking.sync(history.AsyncHistory.search)
 
     def at(self, root: str | Path) -> History:
-        """The history in this folder or at this URL (``s3://…``)."""
         return History(self._async.at(root), self._loop)
 
 
@@ -201,6 +200,7 @@ class TopicSubscription(blocking.BlockingTwin[messages.AsyncSubscription]):
 
     @property
     def topic(self) -> str:
+        """The topic or pattern, as it was given."""
         return self._async.topic
 
     def __iter__(self) -> Iterator[messages.PublishedMessage]:
@@ -220,6 +220,10 @@ class Muster(blocking.BlockingTwin[front.AsyncMuster]):
     reply = blocking.sync(front.AsyncMuster.reply)
     queues = blocking.sync(front.AsyncMuster.queues)
     subscribe = blocking.sync_twin(front.AsyncMuster.subscribe, TopicSubscription)
+    on = blocking.sync_decorator(front.AsyncMuster.on, front.AsyncMuster.serve)
+    on_change = blocking.sync_decorator(front.AsyncMuster.on_change, front.AsyncMuster.serve_changes)
+    receiver = blocking.sync_decorator(front.AsyncMuster.receiver, front.AsyncMuster.serve_events)
+    adapter = blocking.sync_decorator(front.AsyncMuster.adapter, front.AsyncMuster.serve_adapter)
 
     def __init__(self, asynchronous: front.AsyncMuster, loop: blocking.EventLoopThread) -> None:
         super().__init__(asynchronous, loop)
@@ -233,7 +237,6 @@ class Muster(blocking.BlockingTwin[front.AsyncMuster]):
 
     @property
     def identity(self) -> str:
-        """The identity that this program has in the domain."""
         return self._async.identity
 
     @property
@@ -242,89 +245,10 @@ class Muster(blocking.BlockingTwin[front.AsyncMuster]):
         return self._async.home
 
     def queue(self, name: str) -> Queue:
-        """The queue of this name; it exists as soon as a message is sent to it."""
         return Queue(self._async.queue(name), self._loop)
 
-    def on(
-        self,
-        topic: str,
-        *,
-        where: str | None = None,
-        group: str | None = None,
-        concurrency: int = 1,
-        retry: retries.Retry | None = None,
-    ) -> Callable[[front.H], front.H]:
-        """Call the decorated function for each message of a topic, or of a queue (``queue:NAME``).
-
-        Its parameter receives the message; annotated with `str`, `bytes`, or any other type, it receives the
-        text, the data, or the JSON decoded as that type.  What it returns is the reply to a request; what it
-        raises is logged and is the reply too, unless it is annotated ``-> None``.  If it raises for a message
-        of a queue, the message is delivered again, by default after 1, 2, 4 … 60 seconds.
-
-        ``concurrency``: messages that are handled at a time. ``retry``: delays and attempts for a queue.
-
-        >>> @m.on("echo")
-        ... def echo(text: str) -> str:
-        ...     return text.upper()
-        >>> m.request("echo", "hello").text
-        'HELLO'
-        """
-
-        def decorate(handler: front.H) -> front.H:
-            serving = self._async.serve(
-                handler, topic, where=where, group=group, concurrency=concurrency, retry=retry
-            )
-            self._loop.wait(serving)
-            return handler
-
-        return decorate
-
     def middleware(self, around: front.M) -> front.M:
-        """Call the decorated function around each call of a handler: a generator function with one ``yield``,
-        or one that returns a context manager. Its parameter is a `muster.HandlerCall`. It may not block.
-
-            @m.middleware
-            def logged(call):
-                logging.info("%s begins, for a message of %s", call.handler, call.topic)
-                yield
-                logging.info("%s has ended", call.handler)
-        """
-        return self._async.middleware(around)
-
-    def receiver(
-        self,
-        name: str | None = None,
-        *,
-        model: str,
-        policy: str,
-        state: notify_models.State | None = None,
-        durable: bool = False,
-    ) -> Callable[[front.H], front.H]:
-        """Register a receiver and call the decorated function for each event that its policy accepts.
-
-        The receiver is called ``name`` or like the function.
-        """
-
-        def decorate(handler: front.H) -> front.H:
-            self._loop.wait(self._async.serve_events(handler, name, model, state, policy, durable=durable))
-            return handler
-
-        return decorate
-
-    def adapter(
-        self, type_name: str, *, agent: str | None = None, zone: str = "default"
-    ) -> Callable[[front.A], front.A]:
-        """Manage resources of the type ``type_name`` with the decorated `muster.Adapter` class.
-
-        This program becomes an agent. Its name, which manifests use, is the identity of this connection or
-        ``agent``; a name of its own needs the domain's home on this machine.
-        """
-
-        def decorate(adapter: front.A) -> front.A:
-            self._loop.wait(self._async.serve_adapter(adapter, type_name, agent, zone))
-            return adapter
-
-        return decorate
+        return self._async.middleware(around)  # it runs in the event loop, and may not block
 
     def run(self) -> None:
         """Wait until SIGINT, SIGTERM or `stop`, while the decorated functions are called; raises SystemExit
@@ -342,11 +266,9 @@ class Muster(blocking.BlockingTwin[front.AsyncMuster]):
                 signal.signal(number, handler)
 
     def stop(self) -> None:
-        """End `run`."""
         self._loop.call(self._async.stop)
 
     def close(self) -> None:
-        """Stop all handlers and close the connection."""
         if not self._loop.is_stopped:
             self._loop.wait(self._async.close())
             self._loop.stop()

@@ -13,7 +13,7 @@ import asyncio
 import copy
 import itertools
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -188,7 +188,7 @@ class InformClient:
             more = rest.more
         return protocol.ContextHistory(changes, first.complete)
 
-    async def watch(self, key: str, *, after_version: int = 0) -> AsyncIterator[protocol.ContextChange]:
+    async def watch(self, key: str, *, after_version: int = 0) -> AsyncGenerator[protocol.ContextChange]:
         """Yield every change after that version, in order, without end; continues if a node is lost.
 
         `errors.NotFound` if the log no longer has the next change.
@@ -199,6 +199,33 @@ class InformClient:
 
         async for change in watch(always, key, after_version=after_version):
             yield change
+
+    async def watch_prefix(
+        self, prefix: str, *, after_version: int | None = None
+    ) -> AsyncGenerator[protocol.ContextChange]:
+        """Yield every change of the contexts whose keys begin with ``prefix``, after that version or from now
+        on, in the order of the log.
+        """
+        position = await self.log_position() if after_version is None else after_version
+        while True:
+            request = protocol.WaitForChanges(prefix, position, WAIT_S, prefix=True)
+            try:
+                history = await self._request("changes", request, protocol.ContextHistory, WAIT_S + 2.0)
+            except errors.TimedOut:
+                continue
+            except errors.Unavailable:
+                await asyncio.sleep(RETRY_S)
+                continue
+            if not history.complete:
+                raise errors.NotFound(f"the log has no version {position}: it was restored")
+            for change in history.changes:
+                yield change
+            position = history.position
+
+    async def log_position(self) -> int:
+        """The version of the latest change of any context."""
+        request = protocol.WaitForChanges("", -1, prefix=True)
+        return (await self._request("changes", request, protocol.ContextHistory)).position
 
     async def changes(self, key: str, *, after_version: int = 0) -> Sequence[protocol.ContextChange]:
         """One step of `watch`: the changes after that version, or none after some seconds."""

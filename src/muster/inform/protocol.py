@@ -188,17 +188,22 @@ class PartialFindResult(InformMessage, frozen=True):
 
 
 class WaitForChanges(InformMessage, frozen=True):
-    """A request for the changes after ``after_version``; the node waits up to ``wait_s`` for one."""
+    """A request for the changes after ``after_version``; the node waits up to ``wait_s`` for one.
+
+    ``prefix``: of all contexts whose keys begin with ``key``; an ``after_version`` of -1 asks where to begin.
+    """
 
     key: str
     after_version: int = 0
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=60)] = 0.0
+    prefix: bool = False
 
 
 class ContextHistory(InformMessage, frozen=True):
     changes: list[ContextChange]
     complete: bool = True  # False: the log no longer has some of the requested changes
     more: bool = False  # continue after the last of these
+    position: int = 0  # of a prefix: continue after this version
 
 
 class NodeLoad(InformMessage, frozen=True):

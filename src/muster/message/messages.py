@@ -195,6 +195,7 @@ class JmsMessage:
         return self._settlement
 
     def body(self) -> Any:
+        """The body, as the type of the message says: text, bytes, a mapping, a list or a JSON value."""
         return None
 
     def clear_body(self) -> None:
@@ -202,6 +203,7 @@ class JmsMessage:
         self.frozen = False
 
     def clear_properties(self) -> None:
+        """Remove all properties and make them writeable."""
         self.properties = values.Properties()
 
     def _check_writeable(self) -> None:
@@ -212,7 +214,7 @@ class JmsMessage:
         return b""
 
     def read_body(self, meta: MessageMeta, data: bytes) -> None:
-        pass
+        """Decode the body of a received message."""
 
     def meta(self) -> tuple[MessageMeta, bytes]:
         """The complete message in its encoded form: header and payload."""

@@ -200,10 +200,13 @@ class NotifyClient:
         to: str = "TRUE",
         durable: bool = False,
         id: str = "",
+        defined: bool = False,
         timeout_s: float = PATIENCE_S,
     ) -> str:
-        """Send an event. Return its id when it is admitted; a durable event is stored then."""
-        await self._check(kind, content or {})
+        """Send an event. Return its id when it is admitted; a durable event is stored then. ``defined``: only
+        if a model defines its type.
+        """
+        await self._check(kind, content or {}, defined=defined)
         event = protocol.SendEvent(
             id=id or secrets.token_hex(12),
             sender=subjects.token(name),
@@ -217,27 +220,21 @@ class NotifyClient:
         await self._request(subject, event, timeout_s=timeout_s)
         return event.id
 
-    async def _check(self, kind: str, content: models.State) -> None:
+    async def _check(self, kind: str, content: models.State, *, defined: bool) -> None:
         """Reject an event that violates its model; the model may have been extended since it was queried."""
         for attempt in (1, 2):
             fetched = self._vocabulary is None
             if self._vocabulary is None:
-                self._vocabulary = await self._models()
+                self._vocabulary = await vocabulary_of(self._bus)
             try:
+                if defined:
+                    self._vocabulary.require_type(kind)
                 self._vocabulary.event(kind, content)
                 return
             except errors.InvalidInput:
                 self._vocabulary = None
                 if fetched or attempt == 2:
                     raise
-
-    async def _models(self) -> models.Vocabulary:
-        vocabulary = models.Vocabulary()
-        # The notifier that admits the event checks it as well.
-        with contextlib.suppress(errors.Unavailable, errors.LimitExceeded):
-            for row in await queries.list_models(self._bus):
-                vocabulary.add(authorities.model_of(row))
-        return vocabulary
 
     async def _request(
         self, subject: str, message: messages.WireMessage, *, timeout_s: float = PATIENCE_S
@@ -320,6 +317,15 @@ class NotifyClient:
         repeated = self._receipts.has(name, delivered)
         self.counts["repeats"] += repeated
         return repeated
+
+
+async def vocabulary_of(bus: api.Bus) -> models.Vocabulary:
+    """The models of the domain; empty while no notifier answers, which checks every event itself."""
+    vocabulary = models.Vocabulary()
+    with contextlib.suppress(errors.Unavailable, errors.LimitExceeded):
+        for row in await queries.list_models(bus):
+            vocabulary.add(authorities.model_of(row))
+    return vocabulary
 
 
 class ReceiverHandle:

@@ -244,6 +244,13 @@ class Vocabulary:
             raise _fault(best[0], text)
         return condition
 
+    def require_type(self, kind: str) -> None:
+        """Reject a type that no model defines, if there are models of events: no policy can name it."""
+        if self.events and kind not in self.events:
+            types_ = sorted(self.events)
+            hint = type_check.closest_name(kind, types_) or f"the types are {', '.join(types_[:10])}"
+            raise errors.InvalidInput(f"no model defines events of the type {kind[:80]!r}", hint=hint)
+
     def event(self, kind: str, content: State) -> dict[str, types.Value]:
         """Check the content of an event; for a type without a model, any encodable values are accepted."""
         if not _NAME.match(kind) or restricted(kind):

@@ -1,4 +1,4 @@
-"""JMS 2.0, the simplified API (2.8), read-only messages (3.10), asynchronous sends (7.3), flow control."""
+"""JMS 2.0, bodies of a type (2.8), read-only messages (3.10), asynchronous sends (7.3), flow control."""
 
 from __future__ import annotations
 
@@ -16,20 +16,6 @@ from tests.message import conftest
 
 QUEUE = destinations.queue("orders")
 TOPIC = destinations.topic("news")
-
-
-async def test_2_8_a_context_is_a_connection_and_a_session(
-    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
-):
-    async with api.JmsContext(await dial(), api.AcknowledgeMode.AUTO) as context:
-        await context.send(QUEUE, "four chairs", priority=7)
-        assert await context.receive_body(QUEUE, str, 5) == "four chairs"
-        async with context.context(api.AcknowledgeMode.TRANSACTED) as other:
-            await other.send(QUEUE, "perhaps")
-            await other.rollback()
-            await other.send(QUEUE, {"amount": 4})
-            await other.commit()
-        assert await context.receive_body(QUEUE, dict, 5) == {"amount": 4}
 
 
 async def test_8_2_receive_body_of_another_type_leaves_the_message(

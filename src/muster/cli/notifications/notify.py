@@ -65,28 +65,13 @@ def _sender(bus: api.Bus, sender: str | None) -> str:
     return sender
 
 
-async def _require_type(bus: api.Bus, kind: str) -> None:
-    """Reject a type that no model defines, if the domain has models of events: no policy can name it."""
-    from muster.core import errors
-    from muster.notify import models, queries
-    from muster.predicates.analysis import type_check
-
-    types_: list[str] = []
-    with contextlib.suppress(errors.Unavailable):  # then the request itself waits for a notifier, or fails
-        listed = await queries.list_models(bus)
-        types_ = sorted(model.name for model in listed if model.of == models.ModelKind.EVENT.value)
-    if types_ and kind not in types_:
-        hint = type_check.closest_name(kind, types_) or f"the types are {', '.join(types_[:10])}"
-        raise errors.InvalidInput(f"no model defines events of the type {kind[:80]!r}", hint=hint)
-
-
 async def _event(bus: api.Bus, kind: str, pairs: tuple[str, ...], to: str, sender: str) -> protocol.SendEvent:
     """An event to be explained, not sent."""
     import secrets
 
-    from muster.notify import protocol
+    from muster.notify import client, protocol
 
-    await _require_type(bus, kind)
+    (await client.vocabulary_of(bus)).require_type(kind)
     return protocol.SendEvent(
         id=secrets.token_hex(12),
         sender=sender.partition("/")[2],
@@ -135,8 +120,9 @@ def send(
         from muster.notify import client
 
         async with await connection.connect(invocation, to) as bus, client.NotifyClient(bus) as mine:
-            await _require_type(bus, kind)
-            sent = await mine.send(name, kind, values, to=address, durable=durable, timeout_s=10.0)
+            sent = await mine.send(
+                name, kind, values, to=address, durable=durable, defined=True, timeout_s=10.0
+            )
             return {"id": sent, "type": kind, "sender": f"{bus.identity}/{name}", "durable": durable}
 
     sent = command.run(work())

@@ -28,6 +28,7 @@ from muster.inform.node.log import context_log
 from muster.inform.node.replicas import demand, replica_table
 
 WHERE_TIMEOUT_S = 2.0
+SCANNED_MAX = 10_000  # records that are read for one reply
 
 
 class ContextReader:
@@ -210,6 +211,8 @@ class ContextReader:
 
     async def changes(self, request: protocol.WaitForChanges, identity: str) -> protocol.ContextHistory:
         """Like `history`, but wait for a change if there is none."""
+        if request.prefix:
+            return await self._changes_of_prefix(request, identity)
         shared, key = self._state, protocol.check_key(request.key)
         deadline_s = shared.now_s() + request.wait_s
         while True:
@@ -228,6 +231,50 @@ class ContextReader:
                     await changed.wait()
             except TimeoutError:
                 continue
+
+    async def _changes_of_prefix(
+        self, request: protocol.WaitForChanges, identity: str
+    ) -> protocol.ContextHistory:
+        shared, position = self._state, request.after_version
+        if request.key:
+            protocol.check_key(request.key)
+        if position < 0:
+            return protocol.ContextHistory([], position=await shared.log.last_sequence())
+        deadline_s = shared.now_s() + request.wait_s
+        while True:
+            changed = shared.prefix_event(request.key)
+            history = await self._read_prefix(request.key, position, identity)
+            left_s, position = deadline_s - shared.now_s(), history.position
+            if history.changes or history.more or shared.closing:
+                return history
+            if left_s <= 0:
+                is_ahead = await self._is_ahead(position)
+                return protocol.ContextHistory([], complete=not is_ahead, position=position)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await changed.wait()
+
+    async def _read_prefix(self, prefix: str, position: int, identity: str) -> protocol.ContextHistory:
+        """Read the log after this position: at most `SCANNED_MAX` records, and as many changes as fit."""
+        changes: list[protocol.ContextChange] = []
+        size_bytes = number = 0
+        async with contextlib.aclosing(self._state.log.entries_of_all(since=position + 1)) as entries:
+            async for entry in entries:
+                record, number = entry.record, number + 1
+                if (
+                    record.key.startswith(prefix)
+                    and not record.key.startswith(context_log.OWN_KEYS)
+                    and record.reason not in ("place", "refuse")
+                    and self._state.may_read(identity, record.key, record.writer)
+                ):
+                    size_bytes += protocol.reply_bytes(record.value, record.attributes)
+                    if changes and size_bytes > protocol.REPLY_BYTES_MAX:
+                        return protocol.ContextHistory(changes, more=True, position=position)
+                    changes.append(_change(entry))
+                position = entry.sequence
+                if number >= SCANNED_MAX:
+                    return protocol.ContextHistory(changes, more=True, position=position)
+        return protocol.ContextHistory(changes, position=position)
 
     async def _is_ahead(self, version: int) -> bool:
         """Whether the log has not reached this version: it is of another log, before a restore."""

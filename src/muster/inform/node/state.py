@@ -121,6 +121,8 @@ class NodeState:
         self._advanced: asyncio.Event | None = None  # set while a caller waits for the follower
         # Weak references: clients may wait for keys that never exist.
         self._waiting: weakref.WeakValueDictionary[str, asyncio.Event] = weakref.WeakValueDictionary()
+        self._waiting_for_prefix: weakref.WeakValueDictionary[str, asyncio.Event]
+        self._waiting_for_prefix = weakref.WeakValueDictionary()
         self.key_locks = key_locks.KeyLocks()
 
     # Applying records.
@@ -231,6 +233,8 @@ class NodeState:
         waiting = self._waiting.pop(key, None)
         if waiting is not None:
             waiting.set()
+        for prefix in [prefix for prefix in self._waiting_for_prefix if key.startswith(prefix)]:
+            self._waiting_for_prefix.pop(prefix).set()
         if self._advanced is not None:
             self._advanced.set()
             self._advanced = None
@@ -251,10 +255,14 @@ class NodeState:
         """Return an event that is set when the log has another record of ``key``."""
         return self._waiting.setdefault(key, asyncio.Event())
 
+    def prefix_event(self, prefix: str) -> asyncio.Event:
+        """Return an event that is set when the log has another record of a key with this prefix."""
+        return self._waiting_for_prefix.setdefault(prefix, asyncio.Event())
+
     def wake_all(self) -> None:
         """Wake all waiting callers because the node is closing."""
         self.closing = True
-        for waiting in list(self._waiting.values()):
+        for waiting in [*self._waiting.values(), *self._waiting_for_prefix.values()]:
             waiting.set()
 
     # Freshness.

@@ -140,6 +140,7 @@ class Adapter(abc.ABC):
         )
 
     async def execute(self, operation: str, arguments: dict[str, Any]) -> Any:
+        """Perform an operation of this type: the method ``do_NAME``."""
         function = getattr(self, OPERATION_PREFIX + operation.replace("-", "_"), None)
         if function is None:
             known = ", ".join(self.operations())
@@ -157,6 +158,7 @@ class Adapter(abc.ABC):
         return await function(**arguments)
 
     def operations(self) -> list[str]:
+        """The names of the operations: of the methods ``do_…``."""
         prefix = OPERATION_PREFIX
         return sorted(
             name.removeprefix(prefix).replace("_", "-") for name in dir(self) if name.startswith(prefix)

@@ -20,7 +20,7 @@ import contextlib
 import enum
 import functools
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from typing import Any, Self
+from typing import Any
 
 from muster.core import errors, lifecycle
 from muster.message import codec, destinations, messages, protocol, selectors
@@ -41,7 +41,10 @@ class AcknowledgeMode(enum.Enum):
 
 
 class Connection(connection_.DispatcherConnection):
+    """A client of the dispatcher. ``client_id``: the owner of durable subscriptions."""
+
     def session(self, mode: AcknowledgeMode = AcknowledgeMode.AUTO) -> Session:
+        """A session; its mode determines when received messages are acknowledged."""
         return Session(self, mode)
 
 
@@ -89,15 +92,25 @@ class Session(lifecycle.ClosingContext):
         self.connection.forget_session(self.close, self._held)
 
     def check_open(self) -> None:
+        """Raise `message.errors.IllegalState` if the session or its connection is closed."""
         self.connection.check_open()
         if self.closed:
             raise message_errors.IllegalState("the session is closed")
 
     # Producers and consumers.
 
+    def queue(self, name: str) -> destinations.Destination:
+        """The queue of this name."""
+        return destinations.queue(name)
+
+    def topic(self, name: str) -> destinations.Destination:
+        """The topic of this name, or a pattern of topics for a consumer."""
+        return destinations.topic(name)
+
     def producer(
         self, destination: destinations.Destination | None = None, **options: Any
     ) -> producers.Producer:
+        """A producer for a destination; without one, each `send` names it. Options: `producers.Producer`."""
         self.check_open()
         return producers.Producer(self, destination, **options)
 
@@ -109,6 +122,7 @@ class Session(lifecycle.ClosingContext):
         no_local: bool = False,
         prefetch: int = PREFETCH,
     ) -> consumers.Consumer:
+        """A consumer of a queue, or of a topic while it is open."""
         if destination.is_queue:
             return await self._dispatched_consumer(destination, selector, prefetch=prefetch)
         return await self._topic_consumer(destination, selector, no_local=no_local)
@@ -131,6 +145,7 @@ class Session(lifecycle.ClosingContext):
         no_local: bool = False,
         prefetch: int = PREFETCH,
     ) -> consumers.Consumer:
+        """A consumer of a durable subscription, which stores messages while it has none."""
         if self.connection.client_id is None:
             raise message_errors.IllegalState("an unshared durable subscription needs a client id")
         return await self._dispatched_consumer(
@@ -145,6 +160,7 @@ class Session(lifecycle.ClosingContext):
         *,
         prefetch: int = PREFETCH,
     ) -> consumers.Consumer:
+        """One of several consumers that share the messages of a durable subscription."""
         return await self._dispatched_consumer(
             destination, selector, name=name, shared=True, prefetch=prefetch
         )
@@ -290,6 +306,7 @@ class Session(lifecycle.ClosingContext):
         return held
 
     def flush_lazy(self) -> None:
+        """Send the acknowledgements that wait, in the mode DUPS_OK."""
         if self._lazy:
             lazy, self._lazy, self._lazy_count = self._lazy, {}, 0
             self.connection.submit([], lazy)
@@ -341,6 +358,7 @@ class Session(lifecycle.ClosingContext):
         await self._detach_closing()
 
     async def rollback(self) -> None:
+        """Undo everything sent and received since the last commit; received messages are delivered again."""
         self._check_transacted()
         self.sends.clear()
         await self._end(self._return_ending)
@@ -404,54 +422,3 @@ class Session(lifecycle.ClosingContext):
                 await consumer.resume()
         self._ending.clear()  # of closed consumers of topics: there is nothing to return
         await self._detach_closing()
-
-
-class JmsContext:
-    """The simplified API: a connection with one session.
-
-    async with api.JmsContext(connection, api.AcknowledgeMode.AUTO) as context:
-        await context.send(destinations.queue("orders"), "four chairs", priority=7)
-        print(await context.receive_body(destinations.queue("orders"), str))
-    """
-
-    def __init__(self, connection: Connection, mode: AcknowledgeMode) -> None:
-        self.connection = connection
-        self.session = connection.session(mode)
-        self._producer = self.session.producer()
-        self._receiving: dict[destinations.Destination, consumers.Consumer] = {}
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        await self.session.close()
-
-    def context(self, mode: AcknowledgeMode = AcknowledgeMode.AUTO) -> JmsContext:
-        """Another session of the same connection."""
-        return JmsContext(self.connection, mode)
-
-    async def send(self, to: destinations.Destination, body: producers.Body, **options: Any) -> None:
-        """Options as in `producers.Producer`."""
-        await self._producer.send(body, to=to, **options)
-
-    async def receive_body(
-        self, destination: destinations.Destination, kind: type[consumers.T], timeout_s: float | None = None
-    ) -> consumers.T | None:
-        """The body of the next message. The consumer exists as long as the context."""
-        if destination not in self._receiving:
-            self._receiving[destination] = await self.session.consumer(destination)
-        return await self._receiving[destination].receive_body(kind, timeout_s)
-
-    async def consumer(
-        self, destination: destinations.Destination, selector: str | None = None, **options: Any
-    ) -> consumers.Consumer:
-        return await self.session.consumer(destination, selector, **options)
-
-    async def commit(self) -> None:
-        await self.session.commit()
-
-    async def rollback(self) -> None:
-        await self.session.rollback()

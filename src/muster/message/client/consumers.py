@@ -276,9 +276,10 @@ class Consumer(lifecycle.ClosingContext):
         """
 
     async def resume(self) -> None:
-        pass
+        """Receive again after `pause`."""
 
     async def give_back(self, received: list[ReceivedDelivery], error: str = "") -> None:
+        """Return messages, to be delivered again. ``error``: why their delivery failed."""
         for delivery in reversed(received):
             delivery.message.redelivered = True
             delivery.message.delivery_count += 1
@@ -287,6 +288,7 @@ class Consumer(lifecycle.ClosingContext):
             self._wake.set()
 
     async def close(self) -> None:
+        """Receive no more."""
         self.revoked()
 
     def revoked(self) -> None:

@@ -156,6 +156,13 @@ class ContextLog:
         ):
             yield parse_entry(stored, key)
 
+    async def entries_of_all(self, *, since: int) -> AsyncGenerator[ContextLogEntry]:
+        """Yield the stored entries of all contexts from that sequence on."""
+        first = (await self._stream.state()).first_sequence
+        async for stored in self._stream.read(max(first, since), gaps=True):
+            with contextlib.suppress(errors.InvalidInput):  # the follower reports it
+                yield parse_entry(stored)
+
     async def last_sequence(self) -> int:
         return (await self.state()).last_sequence
 

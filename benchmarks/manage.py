@@ -46,6 +46,7 @@ PER_MANIFEST = 2_000
 UP_S_MAX = 600
 RUN_S_MAX = 1800
 QUICK_S_MAX = 300  # the loss of a frozen manager alone takes half a minute
+LOST, LOST_S = 1_000, 5.0  # resources of a lost machine, and after how long without contact it is lost
 ROUNDS = 3
 SAMPLES = 1_000
 RATE_MIN = 500  # events a second
@@ -253,6 +254,7 @@ async def _responses(place: pathlib.Path, quick: bool) -> list[harness.Row]:
     for brokers in (1, 3):
         size = 2_000 if quick else 10_000
         rows += await _take_over(place / f"take-over-{brokers}", size, brokers, 1 if quick else ROUNDS)
+    rows.append(await _lose_machine(place / "lost", 100 if quick else LOST))
     for managers in (2, 4):
         size = _shared_by_managers(quick)
         async with _fleet(place / f"{managers}-{size}", managers, size) as fleet:
@@ -376,6 +378,41 @@ async def _lose(fleet: Fleet, size: int, number: signal.Signals, name: str) -> l
             load=f"{_FLEET}; one of two managers",
         ),
     ]
+
+
+# The loss of a machine
+
+
+async def _lose_machine(place: pathlib.Path, size: int) -> harness.Row:
+    """A machine with resources that may move is killed: when the last of them is up on another one."""
+    async with _fleet(place, 1, 0) as fleet:
+        entry = {"type": "memory", "placement": {}, "reschedule": {"after_s": LOST_S}}
+        entries = [{"name": f"r{number}", **entry} for number in range(size)]
+        lost = await fleet.worker("lost", "movable", fleet.creds("lost", roles.Role.AGENT))
+        admin = await fleet.admin()
+        await _until_known(admin, 1)
+        await rpc.call(admin, protocol.request("admin", "apply"), {"entries": entries}, timeout_s=120)
+        await _ask(lost, {"do": "wait", "total": size}, UP_S_MAX)
+        creds = [fleet.creds(name, roles.Role.AGENT) for name in ("other-1", "other-2")]
+        others = await fleet.worker("others", "movable", *creds)
+        await _until_known(admin, 3)
+        began = time.monotonic()
+        os.kill(lost.pid, signal.SIGKILL)
+        await _ask(others, {"do": "wait", "total": size})
+        return harness.Row(
+            metric=f"kill -9 of a machine, {size} resources: all up on others",
+            ours=time.monotonic() - began,
+            unit="s",
+            better="lower",
+            goal=LOST_S + 10,
+            load=f"one of three machines, in a process of its own; reschedule after {LOST_S:g} s; one broker",
+        )
+
+
+async def _until_known(admin: api.Bus, count: int) -> None:
+    fleet = client.ManageClient(admin)
+    while len(await fleet.agents()) < count:  # noqa: ASYNC110  (their announcement has no event)
+        await asyncio.sleep(0.2)
 
 
 async def _until_shared(fleet: Fleet, size: int) -> None:

@@ -21,7 +21,7 @@ from muster.bus import api
 from muster.bus.client import client
 from muster.core import messages
 from muster.manage import protocol
-from muster.manage.agent import agent
+from muster.manage.agent import agent, deadlines
 from muster.manage.manager import manager
 from muster.manage.registry import endpoint
 from muster.trust import credentials
@@ -77,14 +77,24 @@ async def host(url: str, name: str, folder: str, trust: str) -> None:
             say({})
 
 
-async def adapters(url: str, *creds: str) -> None:
+class EndsWithAgent(deadlines.ResourceWatchdog):
+    """Nothing has to be killed when this process has ended: its resources are in its memory."""
+
+    def renewed_at(self) -> float | None:
+        return None
+
+    def keep(self, renewed_at: float, first_s: float) -> None:
+        pass
+
+
+async def adapters(url: str, *creds: str, guard: deadlines.ResourceWatchdog | None = None) -> None:
     """One agent for each of the credentials; what is asked of them is measured here."""
     worker.relax_gc()
     async with contextlib.AsyncExitStack() as stack:
         hosts = []
         for cred in creds:
             bus = await stack.enter_async_context(await connect(url, cred))
-            host = agent.Agent(bus, beat_s=BEAT_S, types=("memory",))
+            host = agent.Agent(bus, beat_s=BEAT_S, types=("memory",), guard=guard)
             hosts.append(await stack.enter_async_context(host))
         say("ready")
         await _obey(hosts)
@@ -216,6 +226,7 @@ ROLES: dict[str, Any] = {
     "registry": registry,
     "manager": manage,
     "adapters": adapters,
+    "movable": functools.partial(adapters, guard=EndsWithAgent()),
     "host": host,
     "answering": answering,
     "echo": echo,

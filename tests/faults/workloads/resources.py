@@ -1,7 +1,9 @@
 """Resources: an operator changes several at once, others read them, and processes that end are restored.
 
 The desired state is that of resources in memory.  A real process on every machine shows that resources are
-managed: it is killed again and again, and its next instance reports whether the former one still runs.
+managed: it is killed again and again, and its next instance reports whether the former one still runs.  So
+does one that moves when its machine is lost: also if the former one is on another machine, because all of
+them share a kernel here.  One that is stopped, as its whole machine is, does not run.
 """
 
 from __future__ import annotations
@@ -19,9 +21,10 @@ from tests.faults.workloads import workload
 
 RESTORED_S_MAX = 60.0
 RESTART_PACE_S = 1.0
+AFTER_S = 8.0  # without contact, until a machine is lost
 SCRIPT = """
 read p < {log}.pid
-kill -0 $p 2>/dev/null && s=overlap || s=alone
+case $(cut -d ' ' -f 3 /proc/${{p:-none}}/stat 2>/dev/null) in ''|T|Z) s=alone;; *) s=overlap;; esac
 echo $$ > {log}.pid
 echo $$ $s >> {log}
 exec sleep 3600
@@ -45,7 +48,7 @@ class ResourceWorkload(workload.Workload):
         self._names = [f"{self.tag}-{number}" for number in range(3)]
         self._agents = dict(zip(self._names, agents * 3, strict=False))
         await self._apply(operators[0], workload.UNMEASURED, self._names)
-        processes = []
+        processes: list[dict[str, object]] = []
         for agent in agents:
             log = self.deployment.scratch / f"{self.tag}-{agent}.log"
             name = f"{self.tag}-process-{agent}"
@@ -59,13 +62,24 @@ class ResourceWorkload(workload.Workload):
                     "restart": {"attempts": 1000, "delay_s": 0.1, "delay_s_max": 1.0},
                 }
             )
-        for entry in processes:
+        moving = {key: value for key, value in processes[0].items() if key != "agent"}
+        name, log = f"{self.tag}-moving", self.deployment.scratch / f"{self.tag}-moving.log"
+        self._logs[name] = log
+        moving |= {
+            "name": name,
+            "placement": {},
+            "reschedule": {"after_s": AFTER_S, "attempts": 1000},
+            "config": {"command": ["sh", "-c", SCRIPT.format(log=log)]},
+        }
+        for entry in (*processes, moving):
             await workload.patiently(_create, operators[0], entry)
         self.run(self._operate(operators[0]))
         for number, reader in enumerate(operators[1:], 1):
             self.run(self._read_all(reader, f"auditor-{number}"))
-        for name in self._logs:
-            self.run(self._disturb(name))
+        for log_name in self._logs:
+            # How long it takes until a machine counts as lost is a setting, and not measured.
+            actor = workload.UNMEASURED if log_name == name else log_name
+            self.run(self._disturb(log_name, actor))
 
     async def _agents_up(self, manage: manage_client.ManageClient) -> list[str]:
         """The agents of all machines, as soon as all have reported."""
@@ -106,12 +120,12 @@ class ResourceWorkload(workload.Workload):
             operation, manage.describe(name), lambda described: int(described.spec.config["value"])
         )
 
-    async def _disturb(self, name: str) -> None:
+    async def _disturb(self, name: str, actor: str) -> None:
         """Kill the process, and wait until it is restored."""
 
         async def restore() -> None:
             before = len(self._instances(name))
-            operation = self.history.begin(name, "restore", key=name)
+            operation = self.history.begin(actor, "restore", key=name)
             if before:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self._instances(name)[-1], signal.SIGKILL)

@@ -1,5 +1,5 @@
-"""Resources: at most one acting owner of each, no acknowledged change of the desired state lost, and no
-version reported as healthy that is not.
+"""Resources: at most one acting owner of each, no acknowledged change of the desired state lost, no version
+reported as healthy that is not, and none that moves runs on two machines.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ def check(story: history.History) -> list[str]:
         *_check_found(story),
         *_check_releases(story),
         *_check_moved(story),
+        *(f"resources: {twice}" for twice in story.of("twice")),
     ]
 
 

@@ -1,10 +1,14 @@
 """Registries, managers and agents; an operator who changes the desired state, one who releases versions of
 services, of which some never work or soon end, and one who moves resources from machines that may be cut off.
+
+Other resources move by themselves when their machine is lost. An observer, which no fault concerns, sees what
+runs on all machines: none of them ever runs twice.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 
 import msgspec
@@ -13,7 +17,7 @@ from muster.bus.rpc import client as rpc
 from muster.core import errors, health
 from muster.manage import client, protocol, rows
 from muster.manage.adapters import base
-from muster.manage.agent import agent, resource_host
+from muster.manage.agent import agent, resource_host, watchdog
 from muster.manage.manager import manager
 from muster.manage.registry import endpoint
 from tests.sim import domain as domain_
@@ -31,6 +35,9 @@ LIVES_S = (None, None, 0.0, 0.5, 1.5)  # of versions: None: it works; 0: it is n
 RELEASE_S = 12.0  # the time for a release to become healthy
 SPARES = ("spare-1", "spare-2")  # agents of the resources that are moved
 MOVED = ("m0", "m1", "m2")
+MOVING = ("k0", "k1", "k2")  # resources that are rescheduled, among the other agents
+AFTER_S = 6.0
+TWICE_S = watchdog.TICK_S + 0.1  # how long a machine that was suspended may run what moved meanwhile
 
 
 class SimulatedConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +51,19 @@ class Machine:
         self.values: dict[str, int] = {}
         self.running: set[str] = set()
         self.releases: dict[str, tuple[float | None, float | None]] = {}  # life, and when the run began
+        self.renewal = (0.0, 0.0)  # what its agent has given to its watchdog
+
+    def renewed_at(self) -> float | None:
+        return self.renewal[0] or None
+
+    def keep(self, renewed_at: float, first_s: float) -> None:
+        self.renewal = renewed_at, first_s
+
+    def look(self, now: float) -> None:
+        """As the watchdog does; all that moves has the same time."""
+        renewed_at, first_s = self.renewal
+        if first_s and now - renewed_at >= first_s * watchdog.KILL_SHARE:
+            self.running -= {*MOVING}
 
 
 class SimulatedAdapter(base.Adapter):
@@ -87,6 +107,38 @@ class SimulatedAdapter(base.Adapter):
         await self._take_time()
         self.machine.running.discard(self.context.name)
         self.context.report_state(await self.observe())
+
+
+class MovingAdapter(SimulatedAdapter):
+    """What its watchdog ends is noticed."""
+
+    type_name = "moving"
+    can_move = True
+
+    async def create(self, config: SimulatedConfig, *, start: bool) -> None:
+        self.tasks.spawn("watch", self._watch())
+        await super().create(config, start=start)
+
+    async def resume(self, config: SimulatedConfig) -> None:
+        self.tasks.spawn("watch", self._watch())
+
+    async def do_start(self) -> None:
+        await self._take_time()
+        await self.context.save()  # may it run?
+        self.machine.running.add(self.context.name)
+        self.context.report_state(await self.observe())
+
+    async def _watch(self) -> None:
+        before = None
+        while True:
+            observed = await self.observe()
+            if observed != before:
+                self.context.report_state(observed)
+            before = observed
+            await asyncio.sleep(0.25)
+
+    async def close(self) -> None:
+        await self.tasks.close()
 
 
 class ReleaseConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,6 +239,8 @@ class ResourcePart:
         domain.add_host("releaser", self._releaser)
         domain.add_host("mover", self._mover)
         domain.add_host("auditor", self._auditor)
+        domain.add_host("rescheduler", self._rescheduler)
+        domain.add_host("observer", self._observe)
 
     # Programs.
 
@@ -216,14 +270,20 @@ class ResourcePart:
         class Release(ReleaseAdapter):
             pass
 
+        class Moving(MovingAdapter):
+            pass
+
         Adapter.machine, Adapter.chance = self._machines[machine.name], machine.chance
+        Moving.machine, Moving.chance = self._machines[machine.name], machine.chance
         Release.machine = self._machines[machine.name]
         bus = await machine.connect()
         made = RecordedAgent(
             bus,
             machine.folder,
-            adapters=lambda name: Release if name == "release" else Adapter,
-            types=("simulated", "release"),
+            adapters=lambda name: {"release": Release, "moving": Moving}.get(name, Adapter),
+            types=("simulated", "release", "moving"),
+            guard=self._machines[machine.name],
+            elapsed_s=asyncio.get_running_loop().time,
             beat_s=2.0,
             clock=machine.wall_s,
         )
@@ -335,6 +395,41 @@ class ResourcePart:
                     self._history.note(machine.name, f"not moved: {error}")
         await _forever()
 
+    async def _rescheduler(self, machine: host.Host) -> None:
+        """Create what moves by itself, and change it now and then."""
+        bus, value = await machine.connect(), 0
+        where = " AND ".join(f"agent <> '{spare}'" for spare in SPARES)
+        while True:
+            value += 1
+            entries = [_entry(name, value, type="moving") for name in MOVING]
+            for entry in entries:
+                del entry["agent"]
+                entry |= {
+                    "where": where,
+                    "placement": {},
+                    "reschedule": {"after_s": AFTER_S, "attempts": 1000},
+                }
+            with contextlib.suppress(errors.MusterError):
+                subject = protocol.request(machine.name, "apply")
+                await rpc.call(bus, subject, {"entries": entries}, timeout_s=TIMEOUT_S)
+                if not await self._domain.pause(machine.chance, 5.0, 30.0):
+                    await _forever()
+            await asyncio.sleep(0.5)
+
+    async def _observe(self, machine: host.Host) -> None:
+        """Look at all machines, and record what runs on two of them for longer than a suspension explains."""
+        loop, twice = asyncio.get_running_loop(), dict[str, float]()
+        while True:
+            for name, state in self._machines.items():
+                state.look(loop.time())
+                for resource in state.running & {*MOVING}:
+                    others = [other for other in self._machines if resource in self._machines[other].running]
+                    if others == [name]:
+                        twice.pop(resource, None)
+                    elif loop.time() - twice.setdefault(resource, loop.time()) > TWICE_S:
+                        self._history.fact("twice", key=resource, machines=sorted(others))
+            await asyncio.sleep(watchdog.TICK_S / 2)
+
     async def _auditor(self, machine: host.Host) -> None:
         """Read what changes together: all of it is old, or all of it is new."""
         reader = client.ManageClient(await machine.connect(), timeout_s=TIMEOUT_S)
@@ -403,6 +498,10 @@ class ResourcePart:
             for name in sorted(state.running & {*MOVED}):
                 if belongs.get(name) != place:
                     return f"{name} still runs on {place}, although it belongs to {belongs.get(name)}"
+        for name in MOVING:
+            moving = acting[0].processor.resources.get(name)
+            if moving is None or name not in self._machines[moving.spec.agent].running:
+                return f"{name} does not run where it belongs"
         return None
 
 

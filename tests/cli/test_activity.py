@@ -37,7 +37,7 @@ RECORDED_BY_THE_SERVICE = {
     "delete",
     "drain",
     "exec",
-    *("rollout abort", "rollout pause", "rollout resume", "rollout start", "rollout undo"),
+    *("job run", "rollout abort", "rollout pause", "rollout resume", "rollout start", "rollout undo"),
     "secret delete",
     "secret set",
 }
@@ -74,7 +74,7 @@ NO_ACTS = {
     *("pipeline status", "plan", "profile add", "profile list", "profile delete", "profile show"),
     *("profile use", "pub", "report capacity", "report disks", "report group", "report node"),
     *("report outliers", "report system", "request", "rollout history", "rollout list"),
-    "rollout status",
+    *("rollout status", "job list", "job history"),
     *("secret list", "sensor", "status"),
     *("simulate sensors", "sub", "targets", "top", "up", "version", "watch"),
     *("run", "web logins", "web token list"),

@@ -29,6 +29,13 @@ def test_a_misspelt_command_is_answered_with_the_nearest(muster):
     assert answer.out == ""
 
 
+def test_a_misspelt_choice_is_answered_with_the_nearest(muster):
+    answer = muster("creds", "issue", "ann", "--role", "oprator")
+    assert answer.code == 2
+    assert "Did you mean 'operator'?" in answer.err
+    assert "Did you mean" not in muster("creds", "issue", "ann", "--role", "zzz").err
+
+
 def test_an_unknown_option_names_the_page_that_helps(muster):
     answer = muster("config", "print", "--wat")
     assert answer.code == 2

@@ -22,6 +22,7 @@ class AdapterContract:
     restarts_alone = False  # whether its resource outlives the agent
     stops = True  # whether operations start and stop it
     speaks: str = ""  # a line in its log, if it has one
+    runs_commands = False  # whether users run commands inside it
 
     @pytest.fixture
     def config(self, tmp_path: Any) -> dict[str, Any]:
@@ -179,6 +180,50 @@ class AdapterContract:
             return self.speaks in (await page(cursor=first.cursor)).text
 
         await eventually(speaks_again)
+
+    async def test_commands_run_inside_it(self, host, config):
+        await self.do(host, "create", config=config)
+        script = "read word; echo got $word; echo bad >&2; exit 3"
+        begin: dict[str, Any] = {"type": "begin", "command": ["sh", "-c", script]}
+        begun = await self.do(host, "shell", operation="ann/1", arguments=begin)
+        if not self.runs_commands:
+            assert "no commands can be run inside" in begun.reason
+            return
+        assert begun.outcome is messages.DecisionOutcome.DONE, begun.reason
+        plain = await self.talk(host, "ann/1", b"well\n", is_end=True)
+        assert plain == ({1: "got well\n", 2: "bad\n"}, 3)
+        script = "trap 'echo caught; exit 4' INT; stty size; tty; while :; do sleep 0.1; done"
+        begin = {"command": ["sh", "-c", script], "terminal": "xterm", "rows": 31, "columns": 99}
+        await self.do(host, "shell", operation="ann/2", arguments={"type": "begin", **begin})
+        shown, code = await self.talk(host, "ann/2", b"\x03", after="/dev/")
+        assert code == 4
+        assert "31 99" in shown[1]
+        assert "caught" in shown[1]
+        left = {"type": "begin", "command": ["sh", "-c", "echo left; exec sleep 1000"]}
+        await self.do(host, "shell", operation="ann/3", arguments=left)
+        assert (await self.talk(host, "ann/3", b"", until="left"))[1] is None
+        await self.do(host, "shell", operation="ann/3", arguments={"type": "exchange", "closes": True})
+        ended = await self.do(host, "shell", operation="ann/3", arguments={"type": "exchange"})
+        assert ended.code == errors.NotFound.code
+
+    async def talk(
+        self, host: agent.Agent, id: str, data: bytes, *, after: str = "", until: str = "", **more: Any
+    ) -> tuple[dict[int, str], int | None]:
+        """What a command writes, by stream, and its exit code. It gets ``data`` after it wrote ``after``."""
+        texts, received, sent, code = {1: "", 2: ""}, 0, 0, None
+        while code is None and not (until and until in texts[1]):
+            is_time = after in texts[1] and sent < len(data)
+            request = protocol.ShellExchange(
+                received=received, sent=sent, wait_s=0.2, **({"data": data, **more} if is_time else {})
+            )
+            arguments = msgspec.to_builtins(request)
+            answer = await self.do(host, "shell", operation=id, arguments=arguments)
+            assert answer.outcome is messages.DecisionOutcome.DONE, answer.reason
+            page = msgspec.convert(answer.result, protocol.ShellOutput)
+            for number, part in page.chunks:
+                texts[number] += part.decode()
+            received, sent, code = received + len(page.chunks), page.taken, page.exit_code
+        return texts, code
 
     async def test_an_agent_that_was_restarted_finds_it_again(self, host, config, connect, tmp_path):
         await self.do(host, "create", config=config)

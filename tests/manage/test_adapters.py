@@ -39,6 +39,7 @@ class TestProcess(contract.AdapterContract):
     type_name = "process"
     restarts_alone = True
     speaks = "it is on"
+    runs_commands = True
 
     @pytest.fixture
     def config(self):
@@ -504,6 +505,7 @@ class TestSparkQuery(contract.AdapterContract):
     """The process and its checkpoint; the query itself is the pipeline's test."""
 
     type_name = "spark-query"
+    runs_commands = True
     restarts_alone = True
 
     @pytest.fixture

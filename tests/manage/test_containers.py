@@ -121,6 +121,7 @@ class TestContainer(contract.AdapterContract):
     type_name = "container"
     restarts_alone = True
     speaks = "it is on"
+    runs_commands = True
 
     @pytest.fixture
     def config(self, socket):

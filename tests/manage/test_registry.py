@@ -33,6 +33,10 @@ from tests.manage import log_copies
 Scenario = Callable[["RegistryWorld"], Awaitable[None]]
 
 
+def virtual_wall_s() -> float:
+    return 1_800_000_000.0 + asyncio.get_running_loop().time()
+
+
 class RegistryWorld:
     """A registry, a manager and an agent."""
 
@@ -47,7 +51,7 @@ class RegistryWorld:
     async def start(self, host: agent.Agent | None = None) -> None:
         net, enter = self.net, self.stack.enter_async_context
         self.registry = await self.start_registry("registry-1")
-        self.manager = await enter(manager.Manager(await net.connect("manager-1"), tick_s=0.1))
+        self.manager = await self.start_manager("manager-1")
         clock = asyncio.get_running_loop().time
         self.host = await enter(
             host or agent.Agent(await net.connect("host-a"), None, beat_s=1.0, clock=clock)
@@ -56,8 +60,14 @@ class RegistryWorld:
         self.client = client.ManageClient(await net.connect("ann"))
         await until(lambda: "host-a" in self.registry.processor.agents)
 
+    async def start_manager(self, name: str) -> manager.Manager:
+        made = manager.Manager(await self.net.connect(name), tick_s=0.1, clock=virtual_wall_s)
+        return await self.stack.enter_async_context(made)
+
     async def start_registry(self, name: str) -> Any:
-        made = endpoint.RegistryEndpoint(await self.net.connect(name), manager_ttl_s=3.0)
+        made = endpoint.RegistryEndpoint(
+            await self.net.connect(name), manager_ttl_s=3.0, clock=virtual_wall_s
+        )
         return await self.stack.enter_async_context(made)
 
     async def apply(self, *names: str, **fields: Any) -> None:

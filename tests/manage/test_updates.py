@@ -18,7 +18,7 @@ import pytest
 from muster.core import errors, health
 from muster.manage import protocol, rows
 from muster.manage.manager import manager
-from muster.manage.registry import plan, rollout
+from muster.manage.registry import operations, plan, rollout
 from tests.manage import test_as_desired
 from tests.manage.test_registry import RegistryWorld, until
 
@@ -298,18 +298,20 @@ def test_an_update_continues_after_the_loss_of_its_registry_and_manager(run):
     run(scenario)
 
 
-def test_a_revert_continues_after_the_loss_of_its_registry(run):
+def test_a_revert_continues_after_the_loss_of_its_registry(run, monkeypatch):
+    log_end = operations.log_end
+
+    async def cut_off(*_: Any) -> None:
+        await asyncio.sleep(3600)
+
     async def scenario(world: RegistryWorld) -> None:
         await world.client.apply(manifest(*NAMES), wait_s=60)
         standby = await world.start_registry("registry-2")
         begun = await world.client.apply(manifest(*NAMES, healthy=False))
         rollouts = world.registry._handlers.rollouts
-
-        async def cut_off(*_: Any) -> None:
-            await asyncio.sleep(3600)
-
-        rollouts._log_of = cut_off
+        monkeypatch.setattr(operations, "log_end", cut_off)
         await until(lambda: rollouts._live[begun.rollout].rollout.state == rollout.STOPPING)
+        monkeypatch.setattr(operations, "log_end", log_end)
         await world.registry.stop()
         await standby.acting.wait()
         world.registry = standby

@@ -65,6 +65,24 @@ async def test_what_has_not_been_renewed_is_killed_and_nothing_else(guard, tmp_p
         assert (later.poll(), bound.poll()) == (None, None)
 
 
+def test_a_look_follows_each_deadline_at_once():
+    assert watchdog.wait_s([4.5], 0.0) == watchdog.TICK_S
+    assert watchdog.wait_s([4.5], 4.2) == pytest.approx(0.3)
+    assert watchdog.wait_s([4.5], 4.4999) == watchdog.WAIT_S_MIN
+    assert watchdog.wait_s([4.5, 4.6], 4.5) == pytest.approx(0.1), "the next one, after the first has passed"
+    assert watchdog.wait_s([4.5], 4.5) == watchdog.wait_s([], 1.0) == watchdog.TICK_S
+
+
+async def test_what_is_overdue_is_killed_before_it_starts_elsewhere(guard, tmp_path):
+    """The shortest time, 5 s, leaves half a second between the kill and the start elsewhere."""
+    with run_of(tmp_path, "moves", 5.0) as moving, run_of(tmp_path, "next", 5.2) as later:
+        renewed_at = watchdog.elapsed_s() - 3.5
+        await asyncio.to_thread(guard.keep, renewed_at, 5.0)
+        for process, after_s in ((moving, 5.0), (later, 5.2)):
+            await eventually(process.poll)
+            assert after_s * 0.9 <= watchdog.elapsed_s() - renewed_at < after_s
+
+
 async def test_another_watchdog_takes_the_place_of_one_that_is_killed_or_frozen(guard, tmp_path):
     await asyncio.to_thread(guard.keep, watchdog.elapsed_s(), 500.0)
     for number in (signal.SIGKILL, signal.SIGSTOP):

@@ -250,6 +250,40 @@ def test_a_resource_is_made_watched_changed_and_deleted(lab, olga):
     wait_until(lambda: olga.get("/resources/r-1").status_code == 404)
 
 
+def test_logs_of_several_resources_are_merged_and_followed(olga):
+    script = "echo begun; while sleep 0.1; do echo more; done"
+    for name in ("say-1", "say-2"):
+        config = {"command": ["sh", "-c", script]}
+        made = olga.put(
+            f"/resources/{name}", json={"type": "process", "agent": "local", "group": "say", "config": config}
+        )
+        assert made.status_code == 200, made.text
+
+    def lines(**params: object) -> set[tuple[str, str]]:
+        answer = olga.get("/logs", params=params)
+        assert answer.status_code == 200, answer.text
+        return {(line["resource"], line["line"]) for line in answer.json()["lines"]}
+
+    begun = {("say-1", "begun"), ("say-2", "begun")}
+    wait_until(lambda: begun <= lines(where="group = 'say'", lines=1000))
+    assert lines(name=["say-1", "say-2"], lines=1) <= {("say-1", "more"), ("say-2", "more"), *begun}
+    assert {name for name, _ in lines(name="say-1", since_s=60)} == {"say-1"}
+    seen: set[str] = set()
+    with olga.stream("GET", "/watch-logs", params={"where": "group = 'say'"}) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: "):
+                assert json.loads(line[6:])["line"] == "more"
+                seen.add(json.loads(line[6:])["resource"])
+            if len(seen) == 2:
+                break
+    for path in ("/logs", "/watch-logs"):
+        assert olga.get(path).status_code == 400
+        assert olga.get(path, params={"name": "nothing"}).status_code == 404
+    for name in ("say-1", "say-2"):
+        olga.delete(f"/resources/{name}")
+    wait_until(lambda: olga.get("/resources/say-2").status_code == 404)
+
+
 def watch(running: Running, client: Api, what: str, received: list[dict[str, object]]) -> None:
     """Server-sent events, until r-1 is up."""
     with client.stream("GET", f"/watch/{what}") as answer:

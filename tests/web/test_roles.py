@@ -34,6 +34,8 @@ TABLE: dict[str, tuple[str, dict[str, Any]]] = {
     "DELETE /resources/{name}": (OPERATOR, {}),
     "POST /resources/{name}/executions": (OPERATOR, {"json": {"operation": "restart"}}),
     "GET /resources/{name}/logs": (OPERATOR, {}),
+    "GET /logs": (OPERATOR, {"params": {"where": "name = 'none'"}}),
+    "GET /watch-logs": (OPERATOR, {"params": {"name": "none"}}),
     "POST /resources/{name}/drain": (OPERATOR, {}),
     "POST /resources/{name}/undrain": (OPERATOR, {}),
     "POST /rollouts/{id}/pause": (OPERATOR, {}),

@@ -37,7 +37,7 @@ class FileFormat:
 
 
 def _check_manifest(text: str) -> object:
-    return manifest.read(text, plugins.config_validators(), plugins.can_move)
+    return manifest.read(text, plugins.config_validators(), plugins.can_move, plugins.has_hooks)
 
 
 def _check_rules(text: str) -> object:

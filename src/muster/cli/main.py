@@ -110,6 +110,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "exec": CommandEntry(
         "resources.live_state", "Resources", "Run an operation of resources, or a command inside one."
     ),
+    "job": CommandEntry("resources.job", "Resources", "List and run jobs, and show how their runs ended."),
     "secret": CommandEntry("resources.secret", "Resources", "Manage the secrets in the domain's store."),
     "agent": CommandEntry(
         "resources.agent", "Resources", "Run the agent of this machine; enrol machines in a domain."
@@ -255,6 +256,18 @@ def _write_error(invocation: cli_command.Invocation, code: str, message: str, hi
         sys.stderr.write(f"hint: {hint}\n")
 
 
+def _with_suggestion(error: click.ClickException) -> str:
+    """The message of an error; for a misspelt choice with the nearest one, as click does for commands."""
+    message = error.format_message()
+    if isinstance(error, click.BadParameter) and error.param and isinstance(error.param.type, click.Choice):
+        import difflib  # 15 ms that only this error needs
+
+        given = error.message.removeprefix("'").partition("' is not one of")[0]
+        for near in difflib.get_close_matches(given, list(map(str, error.param.type.choices)), n=1):
+            return f"{message} Did you mean '{near}'?"
+    return message
+
+
 def _utf8(word: str) -> str:
     """An argument as UTF-8, whatever the encoding of the locale is."""
     return os.fsencode(word).decode("utf-8", "surrogateescape")
@@ -298,7 +311,7 @@ def call(arguments: list[str] | None = None, *, program: str = "muster") -> int:
         hint = f"see `{path} --help`"
         if invocation.debug:
             raise
-        _report(invocation, errors.InvalidInput.code, error.format_message(), hint)
+        _report(invocation, errors.InvalidInput.code, _with_suggestion(error), hint)
         return errors.InvalidInput.exit_code
     except Exception as error:
         if isinstance(error.__cause__, KeyboardInterrupt):  # wrapped while a class was being created

@@ -19,7 +19,7 @@ import contextlib
 import functools
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -210,7 +210,7 @@ class ManageClient:
         since_s: float | None = None,
         follow: bool = False,
         note: Callable[[str], None] = lambda _: None,
-    ) -> AsyncIterator[rows.LogLine]:
+    ) -> AsyncGenerator[rows.LogLine]:
         """The last ``lines`` of each log, or of what was written within ``since_s``; None: all that is kept.
 
         ``follow``: then what is written later, also by resources that match ``where`` later, until the
@@ -543,6 +543,32 @@ class ManageClient:
         """What each update has changed in the resources of a group, oldest first."""
         return [row async for row in self._pages(rows.RevisionRow, "revisions", group=group)]
 
+    # Jobs
+
+    async def jobs(self) -> list[rows.JobRow]:
+        return [row async for row in self._pages(rows.JobRow, "jobs")]
+
+    async def job_runs(self, name: str = "") -> list[rows.JobRunRow]:
+        """The ended runs of a job, or of all jobs, oldest first."""
+        return [row async for row in self._pages(rows.JobRunRow, protocol.JOB_RUNS, name=name)]
+
+    async def run_job(self, name: str) -> rows.JobStart:
+        """Start a run now. `wait_run` waits for its end."""
+        return await self._request(rows.JobStart, "job-run", name=name)
+
+    async def wait_run(self, run: rows.JobStart, *, timeout_s: float | None = None) -> rows.JobRunRow:
+        """The run when it has ended, whichever way."""
+        found: list[rows.JobRunRow] = []
+
+        async def look() -> bool:
+            nonlocal found
+            ended = await self.job_runs(run.job)
+            found = [row for row in ended if (row.resource, row.generation) == (run.resource, run.generation)]
+            return bool(found)
+
+        await self._poll(look, timeout_s, lambda: f"{run.resource} has not ended")
+        return found[0]
+
     # Secrets
 
     async def set_secret(self, name: str, value: str) -> rows.SecretRow:
@@ -660,7 +686,9 @@ def _convert(result: Any, kind: type[T]) -> T:
 
 async def _entries(text: str) -> list[Any]:
     """The entries of a manifest. A thousand of them take a second to read, hence in a thread."""
-    entries = await asyncio.to_thread(manifest.read, text, plugins.config_validators(), plugins.can_move)
+    entries = await asyncio.to_thread(
+        manifest.read, text, plugins.config_validators(), plugins.can_move, plugins.has_hooks
+    )
     result: list[Any] = msgspec.to_builtins(entries)
     return result
 

@@ -13,6 +13,7 @@ that they repeat only the first counts, unless the schedule is for every hour: t
 
 from __future__ import annotations
 
+import bisect
 import calendar
 import datetime
 import difflib
@@ -76,7 +77,8 @@ class CronSchedule:
         day = last - datetime.timedelta(days=1)  # a time that the clocks skip may be due after midnight
         for _ in range(366 * YEARS_MAX):
             if self._is_on(day):
-                yield from (time_ms for time_ms in self._times_of(day) if time_ms > at_ms)
+                times = _times_of(self, day)
+                yield from times[bisect.bisect_right(times, at_ms) :]
             try:
                 day += datetime.timedelta(days=1)
             except OverflowError:
@@ -88,18 +90,20 @@ class CronSchedule:
         in_month, in_week = day.day in self.days, day.isoweekday() % 7 in self.weekdays
         return (in_month or in_week) if self.by_day and self.by_weekday else (in_month and in_week)
 
-    def _times_of(self, day: datetime.date) -> list[int]:
-        times = set()
-        folds = (0, 1) if len(self.hours) == 24 else (0,)
-        for hour in self.hours:
-            for minute in self.minutes:
-                for fold in folds:
-                    local = datetime.datetime.combine(day, datetime.time(hour, minute, fold=fold), self.zone)
-                    at = local.astimezone(datetime.UTC)
-                    if fold and at.astimezone(self.zone).replace(fold=0) != local.replace(fold=0):
-                        continue  # it is skipped, and due as much later
-                    times.add(int(at.timestamp() * 1000))
-        return sorted(times)
+
+@functools.lru_cache(maxsize=64)
+def _times_of(schedule: CronSchedule, day: datetime.date) -> tuple[int, ...]:
+    times = set()
+    folds = (0, 1) if len(schedule.hours) == 24 else (0,)
+    for hour in schedule.hours:
+        for minute in schedule.minutes:
+            for fold in folds:
+                local = datetime.datetime.combine(day, datetime.time(hour, minute, fold=fold), schedule.zone)
+                at = local.astimezone(datetime.UTC)
+                if fold and at.astimezone(schedule.zone).replace(fold=0) != local.replace(fold=0):
+                    continue  # it is skipped, and due as much later
+                times.add(int(at.timestamp() * 1000))
+    return tuple(sorted(times))
 
 
 @functools.lru_cache(maxsize=1024)

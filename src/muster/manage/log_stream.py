@@ -10,7 +10,7 @@ moved.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from typing import TypeVar
 
 from muster.core import errors
@@ -102,7 +102,7 @@ class LogStream:
         self._find_at_s = 0.0
         self._trouble = ""
 
-    async def lines(self) -> AsyncIterator[rows.LogLine]:
+    async def lines(self) -> AsyncGenerator[rows.LogLine]:
         loop = asyncio.get_running_loop()
         self._found(await self._find(), self._first)
         self._find_at_s = loop.time() + FIND_S

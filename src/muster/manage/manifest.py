@@ -167,12 +167,16 @@ Lines = dict[tuple[str | int, ...], int]
 
 
 def read(
-    text: str, checks: Mapping[str, Check], can_move: Callable[[str], bool] = lambda type: True
+    text: str,
+    checks: Mapping[str, Check],
+    can_move: Callable[[str], bool] = lambda type: True,
+    has_hooks: Callable[[str], bool] = lambda type: True,
 ) -> list[ManifestEntry]:
     """The entries of a manifest, with expanded topologies and checked dependencies. Raises `ManifestError`.
 
     ``checks`` contains a function for each known type that rejects an invalid configuration with an error
     that names a path. ``can_move``: whether resources of a type can be started on another machine.
+    ``has_hooks``: whether they run hooks.
     """
     if len(text.encode()) > BYTES_MAX:
         raise errors.LimitExceeded(f"the manifest exceeds {BYTES_MAX} bytes: split it")
@@ -185,6 +189,14 @@ def read(
     entries = [_checked(entry, number, checks, lines) for number, entry in enumerate(document.resources)]
     for number, entry in enumerate(entries):
         _check_move_and_job(entry, number, entries, lines, can_move)
+        if entry.hooks is not None and not has_hooks(entry.type):
+            path: tuple[str | int, ...] = ("resources", number, "hooks")
+            raise ManifestError(
+                f"resources of the type {entry.type!r} have no hooks",
+                line=_line(lines, path),
+                field=_dotted(path),
+                hint="remove them; processes have hooks",
+            )
     places: dict[str, tuple[str | int, ...]] = {
         entry.name: ("resources", number) for number, entry in enumerate(entries)
     }
@@ -250,6 +262,9 @@ def specification(
         )
         if restart.policy == "always":
             restart = msgspec.structs.replace(restart, policy=policy)
+    where = entry.where or ""
+    if entry.schedule is not None and entry.agent is not None:
+        where = f"agent = '{entry.agent}'"
     return protocol.ResourceSpec(
         name=name,
         type=entry.type,
@@ -260,14 +275,14 @@ def specification(
         depends_on=tuple(need for need in needed if need != name),
         desired=entry.desired,
         restart=restart,
-        digest=digest(config),
+        digest=digest(config, entry.hooks),
         update=update,
         placement=entry.placement,
         reschedule=entry.reschedule,
         hooks=entry.hooks,
         job=entry.job or (protocol.JobPolicy() if entry.schedule else None),
         schedule=entry.schedule,
-        where=(entry.where or "") if entry.reschedule else "",
+        where=where if entry.reschedule or entry.schedule else "",
         template=template,
         entry=entry.name if index else "",
         index=index,
@@ -280,7 +295,9 @@ def placed(spec: protocol.ResourceSpec, agent: str, zone: str) -> protocol.Resou
     if spec.template:
         filled = fill(spec.template, spec.index, {"zone": zone, "agent": agent, "name": spec.name})
         config, labels = filled["config"], filled["labels"]
-    return msgspec.structs.replace(spec, agent=agent, config=config, labels=labels, digest=digest(config))
+    return msgspec.structs.replace(
+        spec, agent=agent, config=config, labels=labels, digest=digest(config, spec.hooks)
+    )
 
 
 def fill(value: Any, index: int, values: Mapping[str, str]) -> Any:
@@ -303,9 +320,10 @@ def too_many_dependencies(name: str) -> errors.LimitExceeded:
     )
 
 
-def digest(config: Mapping[str, Any]) -> str:
+def digest(config: Mapping[str, Any], hooks: protocol.Hooks | None = None) -> str:
     """The same for equal configurations, however they were written."""
-    return hashlib.sha256(msgspec.json.encode(dict(config), order="deterministic")).hexdigest()[:16]
+    data = msgspec.json.encode(dict(config), order="deterministic")
+    return hashlib.sha256(data + (msgspec.json.encode(hooks) if hooks else b"")).hexdigest()[:16]
 
 
 # On the wire

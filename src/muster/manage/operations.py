@@ -45,6 +45,30 @@ PAUSE = _operation("pause", "Pause a rollout.", action="pause", target="{id}")
 RESUME = _operation("resume", "Continue a paused rollout.", action="resume", target="{id}")
 ABORT = _operation("abort", "End a rollout; what it has changed stays.", action="abort", target="{id}")
 UNDO = _operation("undo", "Return a group to an earlier revision.", action="undo", target="{group}")
+JOBS = _operation(
+    "jobs",
+    "List jobs: when they run, and how their last run ended.",
+    columns=(
+        *("name", "cron", "time_zone?", "state", "next_ms?", "active", "waiting?", "skipped?", "missed?"),
+        *("last_state?", "last_ms?", "reason"),
+    ),
+)
+JOB_RUNS = _operation(
+    "job_runs",
+    "List the runs of a job that have ended, with exit code and output.",
+    columns=(
+        "resource",
+        "job?",
+        "state",
+        "began_ms?",
+        "ended_ms",
+        "exit_code?",
+        "agent?",
+        "reason",
+        "output",
+    ),
+)
+RUN_JOB = _operation("run_job", "Start a run of a job.", action="job-run", target="{name}")
 SECRETS = _operation(
     "secrets",
     "List the names of secrets and the resources that use them.",

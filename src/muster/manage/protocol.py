@@ -53,6 +53,7 @@ CHANGED = "changed"  # the event for a changed state
 SECRET = "secret"  # the verb of an agent that requests a secret
 RENEW, HELLO = "renew", "hello"
 LOGS = "logs"  # the verb that reads logs: it changes nothing, and needs the right to execute operations
+JOB_RUNS = "job-runs"  # contains the ends of logs
 #: The verbs of the process that issues and redeems enrolment tokens.
 ENROLMENT_READS, ENROLMENT_SET = ("enrolments", "enrolment"), "enrolment-set"
 HELLO_S = 30.0  # interval at which agents announce themselves
@@ -126,6 +127,7 @@ class Operation(messages.WireMessage, frozen=True, kw_only=True, tag="operation/
     generation: messages.Count = 0  # of the desired state that it applies; 0: none
     #: For a creation: of its `ReschedulePolicy`. The agent stops it if it cannot renew; 0: it never moves.
     stop_after_s: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 0.0
+    hooks: Hooks | None = None  # for a creation or change
 
 
 class OperationResult(messages.WireMessage, frozen=True, kw_only=True, tag="answer/1", omit_defaults=True):
@@ -329,8 +331,15 @@ class ResourceSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     schedule: JobSchedule | None = None
     where: str = ""  # of its entry, if it may move
     template: Values = {}  # config and labels before `{zone}` and `{agent}` are replaced, if it may move
-    entry: str = ""  # the name of its entry, of which it is the instance ``index``; empty: its own
+    #: The name of its entry, of which it is the instance ``index``, or the periodic job of which it is a run;
+    #: empty: its own.
+    entry: str = ""
     index: int = 0
+
+    @property
+    def is_run(self) -> bool:
+        """Whether it is a run of a periodic job."""
+        return self.job is not None and bool(self.entry) and not self.index
 
 
 class RestartPolicy(
@@ -473,7 +482,8 @@ class JobSchedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     missed: Annotated[
         Literal["skip", "last", "all"],
         doc(
-            "What becomes of runs that could not start in time; last: only the last of them is started, late."
+            "What becomes of runs that could not start in time; last: the last of them is started late, "
+            "unless another one is due by then; all: one after the other, at most 100."
         ),
     ] = "last"
     within_s: Annotated[
@@ -513,6 +523,7 @@ class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     failures_ms: tuple[int, ...] = ()  # times of failures within the restart window
     desired_generation: int = 0  # the generation that was in force at the checkpoint
     ran: int = 0  # the last generation that is known to have run
+    began_ms: int = 0  # when its manager last started it
     given_up: bool = False  # no further attempts for the current desired state
     stable: bool = False  # it was seen to stay up since its last start or operation
     gone: bool = False

@@ -203,6 +203,13 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True):
     line: str
 
 
+class MergedLog(msgspec.Struct, frozen=True, kw_only=True):
+    """The lines of several logs. ``notes``: why some are missing."""
+
+    lines: list[LogLine]
+    notes: list[str] = []
+
+
 class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An operation on many resources, in batches. ``errors_max``: more failures stop the rollout.
 
@@ -261,6 +268,48 @@ class RevisionRow(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     act: str  # create, change or delete
     changes: dict[str, tuple[Any, Any]] = {}
+
+
+class JobRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A job; ``cron`` is empty for one that runs once. ``waiting``: runs that are due and have not begun;
+    ``skipped``: those that were not started because another one had not ended; ``missed``: those that could
+    not start in time."""
+
+    name: str
+    cron: str = ""
+    time_zone: str = ""
+    state: str
+    reason: str = ""
+    next_ms: int | None = None
+    active: int = 0
+    waiting: int = 0
+    skipped: int = 0
+    missed: int = 0
+    last_state: str = ""
+    last_ms: int | None = None  # when the last run ended
+
+
+class JobRunRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that has ended: completed, failed or deleted. ``output``: its last lines."""
+
+    job: str
+    resource: str
+    generation: int
+    agent: str
+    state: str
+    reason: str = ""
+    began_ms: int = 0
+    ended_ms: int = 0
+    exit_code: int | None = None
+    output: str = ""
+
+
+class JobStart(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that was started: the resource, and its generation."""
+
+    job: str
+    resource: str
+    generation: int
 
 
 class SecretRow(msgspec.Struct, frozen=True, kw_only=True):

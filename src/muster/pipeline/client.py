@@ -65,6 +65,14 @@ class PipelineClient:
         ]
         return sorted(alerts, key=tracker.urgency)
 
+    async def has_alerts(self) -> bool:
+        """Whether a pipeline has run, so that its alerts can be followed."""
+        try:
+            await self._bus.open_stream(protocol.ALERTS_STREAM)
+        except errors.NotFound:
+            return False
+        return True
+
     async def follow_alerts(self, *, first: int | None = None) -> AsyncIterator[tuple[int, messages.Alert]]:
         """Each change with its sequence in the stream, starting at ``first`` or now.
 

@@ -11,7 +11,7 @@ _operation = functools.partial(operations.ServiceOperation, "muster.pipeline.cli
 ALERTS = _operation(
     "alerts",
     "List the alerts that are not resolved, of the pipeline and of the domain's budgets.",
-    columns=("rule", "about", "severity", "state", "since_ms", "value", "reason"),
+    columns=("rule", "about", "severity", "state", "since_ms", "value", "reason?"),
 )
 ACKNOWLEDGE = _operation(
     "acknowledge", "Acknowledge an alert.", action="acknowledge", target="{rule} {about}"

@@ -222,8 +222,9 @@ async def test_filters(wsman, create):
     for space, dialect, text, expected in [
         ("w", namespaces.PREDICATE, "tier = 'front'", ["b"]),
         ("n", namespaces.PREDICATE, "name LIKE 'b%'", ["b"]),
-        ("w", namespaces.QUERIES[1], "select * from Resource where Name='a' or tier='front'", ["a", "b"]),
-        ("w", namespaces.QUERIES[2], "SELECT * FROM Resource", ["a", "b"]),
+        ("w", "http://schemas.dmtf.org/wbem/wsman/1/WQL", "select * from resource where Name = 'b'", ["b"]),
+        ("w", namespaces.QUERIES[2], "select * from Resource where Name='a' or tier='front'", ["a", "b"]),
+        ("w", namespaces.QUERIES[3], "SELECT * FROM Resource", ["a", "b"]),
         ("w", namespaces.SELECTOR_FILTER, SELECTOR_A, ["a"]),
     ]:
         filter_element = f'<{space}:Filter Dialect="{dialect}">{text}</{space}:Filter>'
@@ -231,17 +232,48 @@ async def test_filters(wsman, create):
         assert [element.text_of(P("Name")) for element in await pull_all(wsman, answer)] == expected, text
 
 
+async def test_a_pull_is_limited_by_characters(wsman, create):
+    for number in range(3):
+        await create(f"r-{number}", text="ü" * 400)
+    item = (await wsman.ask(namespaces.GET, name="r-0")).first
+    characters = len(xml.write(item, namespaces.PREFIXES).decode())
+    answer = await wsman.ask(namespaces.ENUMERATE, "<n:Enumerate/>")
+    context = child(answer.first, namespaces.WSEN("EnumerationContext")).text
+
+    def pull(limits: str) -> str:
+        return f"<n:Pull><n:EnumerationContext>{context}</n:EnumerationContext>{limits}</n:Pull>"
+
+    for limits in (
+        "<n:MaxCharacters>0</n:MaxCharacters>",
+        "<n:MaxTime>soon</n:MaxTime>",
+        "<n:MaxTime>PT0S</n:MaxTime>",
+    ):
+        refused = await wsman.fault(namespaces.PULL, pull(limits))
+        assert refused == ("s:Sender", "wsman:SchemaValidationError", ""), limits
+    many = "<n:MaxTime>PT1S</n:MaxTime><n:MaxElements>9</n:MaxElements><n:MaxCharacters>{}</n:MaxCharacters>"
+    refused = await wsman.fault(namespaces.PULL, pull(many.format(characters // 2)))
+    assert refused == ("s:Sender", "wsman:EncodingLimit", "MaxEnvelopeSize")
+    answer = await wsman.ask(namespaces.PULL, pull(many.format(characters * 2 + 40)))
+    assert len(child(answer.first, namespaces.WSEN("Items")).children) == 2
+    answer = await wsman.ask(namespaces.PULL, pull(many.format(100_000)))
+    assert len(child(answer.first, namespaces.WSEN("Items")).children) == 1
+
+
 async def test_filters_that_cannot_be(wsman):
     def filtered(dialect: str, text: str) -> str:
         return f'<n:Enumerate><w:Filter Dialect="{dialect}">{text}</w:Filter></n:Enumerate>'
 
-    unknown = await wsman.fault(namespaces.ENUMERATE, filtered("urn:other", "x"))
-    assert unknown[1] == "wsen:FilterDialectRequestedUnavailable"
+    association = "http://schemas.dmtf.org/wbem/wsman/1/cimbinding/associationFilter"
+    for dialect in (association, namespaces.XPATH, "urn:other"):
+        unknown = await wsman.fault(namespaces.ENUMERATE, filtered(dialect, "x"))
+        assert unknown[1] == "wsen:FilterDialectRequestedUnavailable"
     assert f"<wsen:SupportedDialect>{namespaces.PREDICATE}</wsen:SupportedDialect>" in wsman.last.text
     for dialect, text in [
         (namespaces.PREDICATE, "name ="),
         (namespaces.PREDICATE, "<p:x/>"),
         (namespaces.QUERIES[0], "drop table Resource"),
+        (namespaces.QUERIES[0], "select * from Win32_Service where Name = 'a'"),
+        (namespaces.QUERIES[3], "select * from Agent"),
         (namespaces.SELECTOR_FILTER, "x"),
         (namespaces.SELECTOR_FILTER, '<w:SelectorSet><w:Selector Name="a b">1</w:Selector></w:SelectorSet>'),
     ]:
@@ -323,6 +355,7 @@ def resource(name: str, more: str) -> str:
     return f"<p:Resource><p:Name>{name}</p:Name>{more}</p:Resource>"
 
 
+MICROSOFT = "http://schemas.microsoft.com/wbem/wsman/1/wsman.xsd"
 REFUSED: list[tuple[dict[str, Any], tuple[str, str, str]]] = [
     ({"action": "urn:other"}, ("s:Sender", "wsa:ActionNotSupported", "")),
     ({"action": ""}, ("s:Sender", "wsa:MessageInformationHeaderRequired", "")),
@@ -346,6 +379,13 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, str, str]]] = [
     ({"headers": '<w:OptionSet><w:Option Name="x" MustComply="true"/></w:OptionSet>'},
      ("s:Sender", "wsman:InvalidOptions", "NotSupported")),
     ({"headers": '<e:Strange s:mustUnderstand="true"/>'}, ("s:MustUnderstand", "", "")),
+    ({"headers": f'<x:CompressionType xmlns:x="{MICROSOFT}" s:mustUnderstand="true"/>'},
+     ("s:MustUnderstand", "", "")),
+    ({"uri": "http://schemas.microsoft.com/wbem/wsman/1/wmi/Win32_Service", "name": "x"},
+     ("s:Sender", "wsa:DestinationUnreachable", "InvalidResourceURI")),
+    ({"uri": "http://schemas.dmtf.org/wbem/wscim/1/*", "name": None, "action": namespaces.ENUMERATE,
+      "body": "<n:Enumerate/>", "headers": SELECTOR_A},
+     ("s:Sender", "wsa:DestinationUnreachable", "InvalidResourceURI")),
     ({"action": namespaces.PUT, "body": ""}, ("s:Sender", "wxf:InvalidRepresentation", "MissingValues")),
     ({"action": namespaces.PUT, "body": "<p:Other/>"},
      ("s:Sender", "wxf:InvalidRepresentation", "InvalidValues")),
@@ -413,6 +453,10 @@ async def test_hostile_xml(wsman, create):
             :60
         ]
         assert "root:" not in wsman.last.text
+    declared = b'<?xml version="1.0" encoding="ISO-8859-1"?>' + good
+    answer = await wsman.post(declared, **{"content-type": "application/soap+xml"})
+    assert fault_details(answer) == ("s:Sender", "wsman:EncodingLimit", "CharacterSet")
+    assert (await wsman.post(declared)).first.name == P("Resource"), "what HTTP says goes first"
     old = good.replace(V12.value.encode(), b"http://schemas.xmlsoap.org/soap/envelope/")
     await wsman.post(old)
     assert "VersionMismatch" in wsman.last.text

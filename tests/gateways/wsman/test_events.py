@@ -181,6 +181,18 @@ async def test_what_is_not_offered_is_refused(wsman, sink):
         ("<e:Subscribe><e:Delivery/></e:Subscribe>", ("wsman:SchemaValidationError", "")),
     ]:
         assert fault_details(await wsman.ask(namespaces.SUBSCRIBE, body))[1:] == expected, body
+    for dialect, text, code in (
+        ("urn:other", "x", "wse:FilteringRequestedUnavailable"),
+        (namespaces.PREDICATE, "name =", "wsman:CannotProcessFilter"),
+        (namespaces.QUERIES[0], "select * from Win32_Service", "wsman:CannotProcessFilter"),
+    ):
+        body = subscribe(sink.url, f'<w:Filter Dialect="{dialect}">{text}</w:Filter>')
+        assert fault_details(await wsman.ask(namespaces.SUBSCRIBE, body))[1] == code
+    assert fault_details(await wsman.ask(namespaces.SUBSCRIBE, subscribe(sink.url), name="none")) == (
+        *("s:Sender", "wsa:DestinationUnreachable", "InvalidResourceURI"),
+    )
+    unknown = await wsman.ask(namespaces.SUBSCRIBE, subscribe(sink.url), uri="http://127.0.0.1/none")
+    assert fault_details(unknown)[1:] == ("wsa:DestinationUnreachable", "InvalidResourceURI")
     heartbeats = subscribe(sink.url).replace(
         "</e:Delivery>", "<w:Heartbeats>PT5S</w:Heartbeats></e:Delivery>"
     )

@@ -69,10 +69,15 @@ def list_(invocation: command.Invocation, where: str, to: connection.ConnectionO
     from muster.pipeline import client
 
     async def work(bus: api.Bus) -> list[messages.Alert]:
-        alerts = await client.PipelineClient(bus).alerts()
+        budgets: list[messages.Alert] = []
         with contextlib.suppress(errors.Unavailable, errors.Forbidden):  # brokers without a domain's process
-            alerts += await control.BrokerControl(bus).alerts()
-        return alerts
+            budgets = await control.BrokerControl(bus).alerts()
+        try:
+            return await client.PipelineClient(bus).alerts() + budgets
+        except errors.Unavailable:
+            if not budgets:
+                raise
+            return budgets
 
     selects = _selector(where)
     alerts = [row for row in connection.call(invocation, to, work) if selects(row)]
@@ -85,9 +90,14 @@ def list_(invocation: command.Invocation, where: str, to: connection.ConnectionO
 @command.pass_invocation
 def watch(invocation: command.Invocation, where: str, to: connection.ConnectionOptions) -> None:
     """Print each change of an alert as it happens."""
+    from muster.core import errors
+
     selects = _selector(where)
 
     async def work(ask: client.PipelineClient) -> None:
+        if not await ask.has_alerts():
+            hint = "start one with `muster run pipeline`"
+            raise errors.Unavailable("no pipeline has published alerts on this bus", hint=hint)
         invocation.printer.streaming("watching alerts")
         async for _, changed in ask.follow_alerts():
             if not selects(changed):

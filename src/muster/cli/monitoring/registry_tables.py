@@ -25,6 +25,7 @@ TABLES = {
     "agents": RegistryTable(rows.AgentRow, client.ManageClient.agents),
     "managers": RegistryTable(rows.ManagerRow, client.ManageClient.managers),
     "rollouts": RegistryTable(rows.RolloutRow, client.ManageClient.rollouts),
+    "jobs": RegistryTable(rows.JobRow, client.ManageClient.jobs),
     "secrets": RegistryTable(rows.SecretRow, client.ManageClient.secrets),
     "orphans": RegistryTable(rows.OrphanRow, client.ManageClient.orphans),
 }

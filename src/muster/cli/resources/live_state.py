@@ -179,7 +179,7 @@ def logs(
         raise click.UsageError("give either resources or --where PREDICATE")
     if lines is None and since_s is None:
         lines = 1_000
-    width = max(map(len, names), default=0) if len(names) > 1 or where else None
+    is_merged, width = len(names) > 1 or bool(where), max(map(len, names), default=0)
     colors: dict[str, str] = {}
     problems: list[str] = []
 
@@ -188,12 +188,14 @@ def logs(
         invocation.printer.note(problem)
 
     async def work(fleet: client.ManageClient) -> None:
+        nonlocal width
         if follow:
             invocation.printer.streaming(f"following {', '.join(names) or where}")
         stream = fleet.log_lines(*names, where=where, lines=lines, since_s=since_s, follow=follow, note=note)
         async for item in stream:
             color = colors.setdefault(item.resource, _COLORS[len(colors) % len(_COLORS)])
-            lead = "" if width is None else f"{item.resource:<{width}}  "
+            width = max(width, len(item.resource))
+            lead = f"{item.resource:<{width}}  " if is_merged else ""
             invocation.printer.item(item, item.line, lead=lead, color=color)
 
     registry_calls.call_registry(invocation, to, work)

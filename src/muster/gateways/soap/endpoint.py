@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -36,6 +37,7 @@ RESPONSE_BYTES_MAX = 8 << 20
 FAULT_BYTES_MAX = 32 << 10
 INLINE_BYTES_MAX = 16 << 10  # a longer message is parsed in a thread
 PARSERS_MAX = 2
+_DECLARED = re.compile(rb"(?:\xef\xbb\xbf)?<\?xml[^>]{0,99}?\sencoding\s*=\s*[\"']([\w.\-]{1,40})[\"']")
 _MEDIA = {"text/xml", "application/soap+xml", "application/xml"}
 
 
@@ -192,7 +194,9 @@ class SoapEndpoint:
         call: SoapRequest | None = None
         caller = admitted.caller
         try:
-            if parameters.get("charset", "utf-8").lower() not in ("utf-8", "utf8", "us-ascii"):
+            declared = _DECLARED.match(request.body)  # counts if the client does not state it in HTTP
+            charset = parameters.get("charset") or (declared[1].decode() if declared else "utf-8")
+            if charset.lower() not in ("utf-8", "utf8", "us-ascii"):
                 raise xml.MalformedXml("only UTF-8 is supported", reason="charset")
             root = await self._parse(request.body, admitted.limits)
             version = envelope.version_of(root) or version

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,8 +32,8 @@ class EnumerationHandler:
 
     async def enumerate(self, request: wsman_request.WsManRequest) -> wsman_request.ResponseParts:
         body, now_s = request.element(namespaces.WSEN("Enumerate")), self._now_s()
-        mode = enumeration_contexts.mode_of(body)
-        where = filters.of_enumeration(body)
+        kind, mode = request.kind, enumeration_contexts.mode_of(body)
+        where = filters.of_enumeration(body, kind)
         ends_at_s = enumeration_contexts.ends_at_s(
             body,
             namespaces.WSEN,
@@ -40,7 +41,7 @@ class EnumerationHandler:
             default_s=enumeration_contexts.LIFETIME_S,
             max_s=enumeration_contexts.LIFETIME_S_MAX,
         )
-        made = self.contexts.begin(request.caller.name, request.kind, where, mode, ends_at_s, now_s)
+        made = self.contexts.begin(request.caller.name, kind, where, mode, ends_at_s, now_s)
         items: list[xml.XmlElement] = []
         done, more = False, []
         try:
@@ -73,20 +74,14 @@ class EnumerationHandler:
         body = request.element(namespaces.WSEN("Pull"))
         context = self._context(request, body)
         count = enumeration_contexts.count_of(body, namespaces.WSEN("MaxElements"), ELEMENTS_MAX)
-        characters = body.find(namespaces.WSEN("MaxCharacters"))
-        bytes_max = request.headers.bytes_max
-        if characters is not None:
-            try:
-                bytes_max = min(bytes_max, FRAME_BYTES + xsd_types.parse_integer(characters.text, minimum=1))
-            except errors.InvalidInput as error:
-                raise faults.schema(f"MaxCharacters: {error.message}") from error
+        characters = _limit_of_pull(body)
         more = []
         context.pulling = True
         try:
             async with self._connect_as(request.caller) as fleet:
                 if request.headers.wants_count:
                     more = [await self._count(fleet, context)]
-                items, done = await self._items(fleet, request, context, count, bytes_max)
+                items, done = await self._items(fleet, request, context, count, characters)
         finally:
             context.pulling = False
         if done:
@@ -117,23 +112,27 @@ class EnumerationHandler:
         request: wsman_request.WsManRequest,
         context: enumeration_contexts.EnumerationContext,
         count: int,
-        bytes_max: int | None = None,
+        characters: int = sys.maxsize,
     ) -> tuple[list[xml.XmlElement], bool]:
         """The next items, as many as requested and as fit, and whether they are the last."""
         names, resources, last = await self._next(fleet, context, count)
-        room = (bytes_max or request.headers.bytes_max) - FRAME_BYTES
+        room = request.headers.bytes_max - FRAME_BYTES
         items: list[xml.XmlElement] = []
         for name, resource in zip(names, resources, strict=True):
             if resource is not None:
                 made = enumeration_contexts.item(
                     context.mode, resource, request.reference(name, namespaces.WSA("EndpointReference"))
                 )
-                size = len(xml.write(made, namespaces.PREFIXES))
-                if size > room:
+                written = xml.write(made, namespaces.PREFIXES)
+                size, length = len(written), len(written.decode())
+                if size > room or length > characters:
                     if not items:
-                        raise faults.encoding(f"{name} has {size} bytes and does not fit", "MaxEnvelopeSize")
+                        raise faults.encoding(
+                            f"{name} has {length} characters in {size} bytes and does not fit",
+                            "MaxEnvelopeSize",
+                        )
                     return items, False
-                room -= size
+                room, characters = room - size, characters - length
                 items.append(made)
             context.after = name
         return items, last
@@ -164,6 +163,17 @@ class EnumerationHandler:
             fleet.names(where=context.where) if context.kind == namespaces.RESOURCE else _rows(fleet, context)
         )
         return xml.XmlElement(namespaces.WSMAN("TotalItemsCountEstimate"), str(len(rows)))
+
+
+def _limit_of_pull(body: xml.XmlElement) -> int:
+    """The number of characters of all items, and a check of the time that a client would wait for them."""
+    characters, time = body.find(namespaces.WSEN("MaxCharacters")), body.find(namespaces.WSEN("MaxTime"))
+    try:
+        if time is not None and xsd_types.parse_duration_s(time.text) <= 0:
+            raise errors.InvalidInput(f"the MaxTime {time.text[:60]!r} is not positive")
+        return sys.maxsize if characters is None else xsd_types.parse_integer(characters.text, minimum=1)
+    except errors.InvalidInput as error:
+        raise faults.schema(f"the limits of the Pull: {error.message}") from error
 
 
 async def _described(fleet: client.ManageClient, name: str) -> xml.XmlElement | None:

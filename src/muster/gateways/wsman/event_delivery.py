@@ -101,6 +101,11 @@ class EventSubscriptions:
                 namespaces.WSMAN("EventDeliverToUnusable"), faults.public_message(error), "UnusableAddress"
             ) from error
 
+    async def check_resource(self, caller: passwords.PasswordLogin, name: str) -> None:
+        """`errors.NotFound` if it does not exist."""
+        async with self._connect_as(caller) as fleet:
+            await fleet.describe(name)
+
     async def begin(
         self,
         caller: passwords.PasswordLogin,

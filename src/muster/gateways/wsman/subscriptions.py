@@ -45,6 +45,7 @@ class EventingHandler:
             raise faults.schema("NotifyTo is missing")
         if request.selectors:
             headers.check_selectors(request.selectors)
+            await self.subscriptions.check_resource(request.caller, request.selectors["Name"])
         ends_at_s = self._subscription_ends_at_s(body, now_s)
         subscription = event_delivery.EventSubscription(
             user=request.caller.name,

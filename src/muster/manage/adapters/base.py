@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import collections
 import functools
 import inspect
 import os
 import pathlib
 import typing
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -38,6 +39,8 @@ from muster.manage.adapters import shell
 from muster.supervision import tasks
 
 OPERATION_PREFIX = "do_"
+HOOK_CHUNKS, HOOK_TEXT_MAX = 8, 500  # of the output of a hook
+HOOK_OUTPUT_S = 0.5  # for the rest of its output, which other processes may hold open
 
 
 async def _nothing_to_save() -> None: ...
@@ -69,6 +72,7 @@ class AdapterContext:
     save: Callable[[], Awaitable[None]] = _nothing_to_save
     broker_access: Callable[[], Awaitable[BrokerAccess]] | None = None  # None: this agent may not run brokers
     generation: int = 0  # of the desired state that the current or last call applies
+    hooks: protocol.Hooks | None = None
 
     async def secret(self, reference: Mapping[str, str]) -> str:
         """The value of ``{"secret": "file:…"}`` (or env, or store): to be used, not to be stored."""
@@ -89,6 +93,7 @@ class Adapter(abc.ABC):
     #: Whether its resource is processes with `mark` in their environment, and nothing else: a watchdog can
     #: end them even if the agent is frozen, so that it may be started on another machine.
     can_move: ClassVar[bool] = False
+    has_hooks: ClassVar[bool] = False  # whether it calls `run_hook` after each start and before each stop
     starts = 0  # by this object; for metrics
     mark = ""  # of the processes of the present run (`os_process.MARK`); for metrics
 
@@ -139,6 +144,31 @@ class Adapter(abc.ABC):
             f"{self.context.name}: no commands can be run inside resources of the type {self.type_name}"
         )
 
+    async def run_hook(self, name: str, hook: protocol.HookCommand | None) -> str:
+        """Run a command inside the resource. Returns how it failed; empty: it did not."""
+        if hook is None:
+            return ""
+        output: collections.deque[bytes] = collections.deque(maxlen=HOOK_CHUNKS)
+        try:
+            async with asyncio.timeout(hook.timeout_s):
+                running = await self.open_shell(protocol.ShellCommand(command=hook.command))
+                readers = [self.tasks.spawn("hook", _read(each, output)) for each in running.outputs()]
+                try:
+                    running.end_input()
+                    code = await running.wait()
+                    await asyncio.wait(readers, timeout=HOOK_OUTPUT_S)
+                finally:
+                    await tasks.finish(running.close())
+                    running.end_output()
+                    for reader in readers:
+                        reader.cancel()
+        except TimeoutError:
+            return f"its {name} hook took longer than {hook.timeout_s:g} s"
+        except errors.MusterError as error:
+            return f"its {name} hook failed: {error.message}"
+        text = b"".join(output).decode(errors="replace").strip().rpartition("\n")[2][-HOOK_TEXT_MAX:]
+        return f"its {name} hook failed with exit code {code}" + (f": {text}" if text else "") if code else ""
+
     async def execute(self, operation: str, arguments: dict[str, Any]) -> Any:
         """Perform an operation of this type: the method ``do_NAME``."""
         function = getattr(self, OPERATION_PREFIX + operation.replace("-", "_"), None)
@@ -163,6 +193,11 @@ class Adapter(abc.ABC):
         return sorted(
             name.removeprefix(prefix).replace("_", "-") for name in dir(self) if name.startswith(prefix)
         )
+
+
+async def _read(chunks: AsyncIterator[tuple[int, bytes]], output: collections.deque[bytes]) -> None:
+    async for _, data in chunks:
+        output.append(data)
 
 
 def _types(function: Callable[..., object]) -> dict[str, Any]:

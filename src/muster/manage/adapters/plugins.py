@@ -69,6 +69,11 @@ def can_move(name: str) -> bool:
     return load_adapter(name).can_move
 
 
+def has_hooks(name: str) -> bool:
+    """Whether resources of this type run hooks."""
+    return load_adapter(name).has_hooks
+
+
 def config_validators() -> dict[str, manifest.Check]:
     """For each type, a function that rejects invalid configurations."""
 

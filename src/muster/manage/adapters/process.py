@@ -120,6 +120,7 @@ class ProcessAdapter(base.Adapter):
 
     type_name = "process"
     can_move = True
+    has_hooks = True
     config_type: ClassVar[type[msgspec.Struct]] = ProcessConfig
 
     def __init__(self, context: base.AdapterContext) -> None:
@@ -137,6 +138,7 @@ class ProcessAdapter(base.Adapter):
         self._exit_code: int | None = None
         self._problem = ""  # why the adapter has just ended it
         self._followers_may_finish = False  # during a stop
+        self._is_starting = False  # its post_start hook runs
         self._has_ended = False  # the process, while what it started is being ended
 
     # Adapter interface
@@ -244,6 +246,7 @@ class ProcessAdapter(base.Adapter):
             pid = await asyncio.to_thread(self._spawn, config, environment, account)
             self._exit_code = None
             self.starts += 1
+            self._is_starting = bool(self.context.hooks and self.context.hooks.post_start)
             self._watch(pid, await self._wait_for_command())
         except (OSError, ValueError, errors.Refused) as error:
             hint = getattr(error, "hint", None)
@@ -254,6 +257,22 @@ class ProcessAdapter(base.Adapter):
         finally:
             self._spawning = False
         self._limit()
+        if self._is_starting:
+            await self._after_start()
+
+    async def _after_start(self) -> None:
+        assert self.context.hooks is not None
+        try:
+            problem = await self.run_hook("post_start", self.context.hooks.post_start)
+        finally:
+            self._is_starting = False
+        if self._pid is None:  # it has ended meanwhile, which is reported
+            return
+        if problem:
+            await self._end()
+            self._set_state(health.HealthState.DOWN, problem)
+            raise errors.Refused(f"{self.context.name}: {problem}")
+        self._restart_checks()
 
     async def _wait_for_command(self) -> int | None:
         """The pid of the command, as soon as the shim has recorded it."""
@@ -269,6 +288,13 @@ class ProcessAdapter(base.Adapter):
         return None
 
     async def _stop(self) -> None:
+        hooks = self.context.hooks if self._pid is not None else None
+        if hooks is not None and (problem := await self.run_hook("pre_stop", hooks.pre_stop)):
+            events.warning("hook-failed", resource=self.context.name, problem=problem)
+            self.context.report_event("hook-failed", problem=problem)
+        await self._end()
+
+    async def _end(self) -> None:
         pid, token = self._pid, self._token()
         if pid is None:
             await self._kill_members(token)
@@ -509,6 +535,8 @@ class ProcessAdapter(base.Adapter):
                     resource.prlimit(pid, what, (value, value))
 
     def _set_state(self, state: health.HealthState, reason: str) -> None:
+        if self._is_starting and state is health.HealthState.UP:
+            state, reason = health.HealthState.STARTING, "its post_start hook runs"
         self._state, self._reason = state, reason
         self.context.report_state(self._observed(exists=True))
 

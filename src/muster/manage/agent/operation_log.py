@@ -33,6 +33,7 @@ class OperationRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     formerly: str = ""  # the previous name
     stop_after_s: float = 0.0  # it may move: see `muster.manage.agent.deadlines`; 0: it may not
     mark: str = ""  # of the processes of its last run
+    hooks: protocol.Hooks | None = None
 
 
 class OperationHistory:
@@ -52,6 +53,7 @@ class OperationHistory:
         mine.type, mine.config, mine.digest = former.type, former.config, former.digest
         mine.runtime, former.runtime = former.runtime, {}
         mine.formerly = former.name
+        mine.hooks = former.hooks
         mine.stop_after_s, former.stop_after_s = former.stop_after_s, 0.0
         former.config, former.digest, former.manager = None, "", ""
 

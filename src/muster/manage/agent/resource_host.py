@@ -72,6 +72,7 @@ class HostedResource(operation_log.OperationHistory):
         old.record_observation(protocol.ObservedState(False))
         assert self.adapter is not None
         self.context.runtime, old.context.runtime = self.record.runtime, old.record.runtime
+        self.context.hooks = self.record.hooks
         self.adapter.context = self.context
 
     def record_observation(self, observed: protocol.ObservedState) -> None:
@@ -287,11 +288,12 @@ class ResourceHost(abc.ABC):
             case protocol.Verb.CREATE | protocol.Verb.PUT:
                 kind = self._adapters(operation.type or record.type)
                 config = base.convert(kind, operation.config)
-                digest = manifest.digest(operation.config)
+                digest = manifest.digest(operation.config, operation.hooks)
                 created = hosted.adapter is not None and record.config is not None
                 if hosted.adapter is None or (not created and type(hosted.adapter) is not kind):
                     hosted.adapter = kind(hosted.context)
                 record.type, record.config = kind.type_name, operation.config
+                record.hooks = hosted.context.hooks = operation.hooks
                 if created:
                     record.digest = ""  # neither configuration applies until the change is done
                     await hosted.adapter.put(config)
@@ -399,6 +401,7 @@ class ResourceHost(abc.ABC):
                 stored_secret=functools.partial(self._stored_secret, hosted),
                 save=functools.partial(self._save_run, hosted),
                 broker_access=self.broker_access,
+                hooks=hosted.record.hooks,
             )
         return hosted
 

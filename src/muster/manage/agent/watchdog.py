@@ -20,8 +20,9 @@ import pathlib
 import signal
 import sys
 import time
+from collections.abc import Iterable
 
-TICK_S = 0.5
+TICK_S, WAIT_S_MIN = 0.5, 0.02
 KILL_SHARE = 0.9  # of the time without contact, after which the resource is started elsewhere
 FILE, LOCK = ".deadlines", ".watchdog"  # in the agent's folder
 MARK = b"MUSTER_RUN="
@@ -46,16 +47,16 @@ def read_renewal(folder: pathlib.Path) -> tuple[float, float] | None:
     return None
 
 
-def overdue_marks(folder: pathlib.Path, elapsed: float) -> set[bytes]:
-    """The marks of resources without contact for ``elapsed`` seconds, which is too long."""
-    marks = set()
+def marked_times(folder: pathlib.Path) -> dict[bytes, float]:
+    """By mark: the time without contact after which its processes are killed."""
+    times = {}
     for path in folder.glob("*.json"):
-        with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
+        with contextlib.suppress(OSError, ValueError, TypeError):
             record = json.loads(path.read_bytes())
             after_s, mark = record.get("stop_after_s"), record.get("mark")
-            if after_s and mark and elapsed >= after_s * KILL_SHARE:
-                marks.add(MARK + mark.encode())
-    return marks
+            if after_s and mark:
+                times[MARK + mark.encode()] = after_s * KILL_SHARE
+    return times
 
 
 def kill(marks: set[bytes]) -> int:
@@ -72,10 +73,17 @@ def kill(marks: set[bytes]) -> int:
 def watch(folder: pathlib.Path) -> None:
     while (renewal := read_renewal(folder)) is not None:
         renewed_at, first_s = renewal
-        elapsed = elapsed_s() - renewed_at
-        if elapsed >= first_s * KILL_SHARE and (marks := overdue_marks(folder, elapsed)):
-            kill(marks)
-        time.sleep(TICK_S)
+        elapsed, times = elapsed_s() - renewed_at, {b"": first_s * KILL_SHARE}
+        if elapsed >= first_s * KILL_SHARE:
+            times = marked_times(folder)
+            if marks := {mark for mark, at in times.items() if elapsed >= at}:
+                kill(marks)
+        time.sleep(wait_s(times.values(), elapsed))
+
+
+def wait_s(times: Iterable[float], elapsed: float) -> float:
+    """Until the next look: soon after the next of these times, however close it is."""
+    return min([TICK_S, *(max(WAIT_S_MIN, at - elapsed) for at in times if at > elapsed)])
 
 
 def _acquire(lock: int) -> bool:

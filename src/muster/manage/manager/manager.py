@@ -408,7 +408,7 @@ class Manager(lifecycle.ServiceContext):
             if runtime.dirty:
                 self._checkpoints.due.add(name)
             unsettled = runtime.observed is None or runtime.recheck or runtime.retry_at
-            if unsettled or runtime.health.state is not health.HealthState.UP:
+            if unsettled or runtime.health.state is not health.HealthState.UP or now >= runtime.overdue_at:
                 self._queue.add(name)
         self._claim_soon()
 
@@ -457,6 +457,8 @@ class Manager(lifecycle.ServiceContext):
         generation = resource.assignment.generation
         try:
             if reconciler.begins_run(resource.assignment, runtime, step.action):
+                now, now_ms = asyncio.get_running_loop().time(), self._now_ms()
+                reconciler.run_begins(resource.assignment, runtime, now, now_ms)
                 self._record_change(
                     resource,
                     reconciler.apply_health_event(

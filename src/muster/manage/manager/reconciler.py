@@ -16,6 +16,7 @@ action is taken.
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass, field
 
 import msgspec
@@ -26,6 +27,7 @@ from muster.manage import operation_results, protocol
 LATE_PERIODS = 2.5
 SILENT_PERIODS = 6.0
 RETRY_S = 1.0
+LOST_RUN = "it ran, and its machine does not know any more how it ended"
 STABLE_S = 2.0  # a resource that stays up for so long is stable: a crash right after the start is not missed
 FLAPS_MAX = 4  # failures within the restart window before it is reported as flapping
 DOUBLINGS_MAX = 32  # of the delay between attempts, which is bounded separately
@@ -78,6 +80,8 @@ class ResourceRuntime:
     failures: list[float] = field(default_factory=list)  # failures and failed steps within the restart window
     retry_at: float = 0.0
     ran: int = 0  # the last generation that is known to have run, if the agent does not record it
+    began_ms: int = 0  # when it was last started
+    overdue_at: float = math.inf  # when the run of a job exceeds its deadline
     given_up: bool = False  # no further attempts until the desired state changes
     stable: bool = False  # it was seen to stay up since its last start or operation
     up_at: tuple[int, float] | None = None  # its first heartbeat since then, by its agent's clock and by ours
@@ -104,6 +108,8 @@ class ResourceRuntime:
             drift=last.drift,
             restarts=last.restarts,
             ran=last.ran,
+            began_ms=last.began_ms,
+            overdue_at=now + _left_s(assignment, last.began_ms, now_ms),
             stable=last.stable and last.generation == assignment.generation,
             dirty=False,
         )
@@ -131,6 +137,7 @@ class ResourceRuntime:
             restarts=self.restarts,
             failures_ms=tuple(now_ms - int((now - at) * 1000) for at in self.failures),
             ran=self.ran,
+            began_ms=self.began_ms,
             given_up=self.given_up,
             stable=self.stable,
             gone=self.gone,
@@ -210,6 +217,9 @@ def observe(
     if drift != runtime.drift:
         runtime.drift, runtime.dirty = drift, True
     if not observed.exists:
+        if _is_lost_run(assignment, runtime):
+            apply_health_event(runtime, health.HealthEvent.DIED, LOST_RUN, now_ms)
+            return _give_up(runtime, LOST_RUN, now_ms)
         was_there = before is not None and before.exists and not assignment.deleting
         if was_there or runtime.health.state is health.HealthState.UNKNOWN:
             return apply_health_event(
@@ -271,6 +281,23 @@ def _record_running(
         runtime.given_up, runtime.dirty = False, True
 
 
+def _is_lost_run(assignment: protocol.Assignment, runtime: ResourceRuntime) -> bool:
+    """Whether a job ran that its machine does not know any more: it must not run again."""
+    spec = assignment.spec
+    has_run = (
+        spec.job is not None and runtime.ran >= assignment.generation and runtime.health.state not in ENDED
+    )
+    return has_run and spec.restart.policy == "never" and not assignment.deleting
+
+
+def _left_s(assignment: protocol.Assignment, began_ms: int, now_ms: int) -> float:
+    """The time that a run of a job has left."""
+    job = assignment.spec.job
+    if job is None or not job.deadline_s or not began_ms:
+        return math.inf
+    return job.deadline_s - max(0, now_ms - began_ms) / 1000
+
+
 def _on_down(
     assignment: protocol.Assignment,
     runtime: ResourceRuntime,
@@ -281,6 +308,9 @@ def _on_down(
 ) -> bool:
     """The resource does not run: decide whether and when to retry."""
     restart, reason = assignment.spec.restart, observed.reason or "not running"
+    is_overdue = assignment.spec.job is not None and now >= runtime.overdue_at
+    if is_overdue and assignment.spec.job is not None:
+        reason = f"stopped, because it ran longer than {assignment.spec.job.deadline_s:g} s"
     if assignment.spec.desired is not protocol.DesiredState.UP or assignment.deleting:
         return apply_health_event(runtime, health.HealthEvent.DIED, reason, now_ms)
     if runtime.health.state in ENDED:
@@ -301,7 +331,7 @@ def _on_down(
         runtime.retry_at = now + delay_s
     changed = apply_health_event(runtime, health.HealthEvent.DIED, reason, now_ms)
     has_run = (runtime.ran if observed.ran is None else observed.ran) >= assignment.generation
-    clean = observed.properties.get("exit_code") == 0
+    clean = observed.properties.get("exit_code") == 0 and not is_overdue
     if has_run and (restart.policy == "never" or (restart.policy == "on-failure" and clean)):
         if clean:
             return _give_up(runtime, reason, now_ms, health.HealthEvent.COMPLETE)
@@ -404,6 +434,8 @@ def decide(assignment: protocol.Assignment, runtime: ResourceRuntime, now: float
     running = observed.state in RUNNING
     match spec.desired:
         case protocol.DesiredState.UP:
+            if running and now >= runtime.overdue_at:
+                return ReconcileStep(ReconcileAction.STOP, "it runs longer than its deadline")
             if running and not _generation_is_recorded(assignment, observed):
                 return ReconcileStep(ReconcileAction.PUT, "record the new generation of a running resource")
             if running or runtime.given_up:
@@ -449,6 +481,12 @@ def step_done(
         runtime.ran = max(runtime.ran, generation)
         # It may end before it is observed as running: that is a failure like any other.
         runtime.observed = protocol.ObservedState(True, health.HealthState.STARTING)
+
+
+def run_begins(assignment: protocol.Assignment, runtime: ResourceRuntime, now: float, now_ms: int) -> None:
+    """A step that begins a run is sent."""
+    runtime.began_ms = now_ms
+    runtime.overdue_at = now + _left_s(assignment, now_ms, now_ms)
 
 
 def step_failed(

@@ -49,5 +49,6 @@ def operation_for(
         arguments={"from": assignment.formerly} if verb is protocol.Verb.RENAME else {},
         operation=step.action.value if verb is protocol.Verb.EXECUTE else "",
         generation=assignment.generation,
+        hooks=spec.hooks if verb in (protocol.Verb.CREATE, protocol.Verb.PUT) else None,
         stop_after_s=spec.reschedule.after_s if verb is protocol.Verb.CREATE and spec.reschedule else 0.0,
     )

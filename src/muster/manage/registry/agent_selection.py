@@ -43,9 +43,13 @@ def place_entries(
             spec = resource.spec
             if name not in named and (spec.entry in counted or resource.deleting):
                 continue  # it is deleted, because its entry has fewer instances now
+            if spec.schedule is not None or spec.is_run:
+                continue
             found[f"{manifest.GROUP}{spec.group}"].add(name)
             found[spec.entry].add(name)
         for name, entry in named.items():
+            if entry.schedule is not None:
+                continue
             found[f"{manifest.GROUP}{entry.group}"].add(name)
             found[entry.name].add(name)
         return found
@@ -61,6 +65,10 @@ def place_entries(
     specs = []
     for entry in entries:
         for name, index in manifest.instances(entry.name, entry.count):
+            if entry.schedule is not None:  # an agent is selected for each run
+                _matching_agents(state, entry) if entry.agent is None else None
+                specs.append(manifest.specification(entry, "", names_of))
+                continue
             agent = agents.choose(entry, name)
             zone = state.zone_of(agent)
             spec = manifest.specification(entry, agent, names_of, name=name, index=index, zone=zone)

@@ -170,10 +170,7 @@ class AssignmentProcessor:
                 continue
             before = self.statuses.get(name)
             self.statuses[name] = status
-            if before is None or (before.state in WORKS, before.generation) != (
-                status.state in WORKS,
-                status.generation,
-            ):
+            if before is None or _progress(before) != _progress(status):
                 touched |= self._index.dependants.get(name, set())
         for name in judged:
             (self.deviating.discard if self._is_as_desired(name) else self.deviating.add)(name)
@@ -358,10 +355,11 @@ class AssignmentProcessor:
         )[:WAITS_MAX]
 
     def _satisfies(self, name: str) -> bool:
-        """Whether dependants may start: it is up or completed, or its desired state is not up."""
+        """Whether dependants may start: it is up, or a job and completed, or its desired state is not up."""
         if name not in self.resources:
             return False
-        return self.desired_state(name) is not protocol.DesiredState.UP or self.state_of(name) in WORKS
+        enough = (health.HealthState.COMPLETED,) if self.resources[name].spec.job is not None else WORKS
+        return self.desired_state(name) is not protocol.DesiredState.UP or self.state_of(name) in enough
 
     def state_of(self, name: str) -> health.HealthState:
         """Its state under the current desired state: starting until that is applied, or was given up."""
@@ -448,6 +446,10 @@ class AssignmentProcessor:
                 )
             if before is not None and before.spec == spec:
                 continue
+            if before is not None and (before.spec.schedule is None) != (spec.schedule is None):
+                raise errors.Conflict(
+                    f"{spec.name!r} cannot become a job with or without a `schedule`", hint="delete it first"
+                )
             leaves = before is not None and before.spec.agent != spec.agent
             if before is not None and leaves:
                 if not before.stop_after_s or spec.reschedule is None:
@@ -514,6 +516,15 @@ class AssignmentProcessor:
         return list(self._index.movable)
 
     @property
+    def jobs(self) -> Collection[str]:
+        """One-off jobs, periodic ones, and runs of these."""
+        return self._index.jobs
+
+    def runs(self, job: str) -> list[str]:
+        """The runs of a periodic job that exist, in order."""
+        return sorted(self._index.runs.get(job, ()))
+
+    @property
     def ending(self) -> Collection[str]:
         """Resources that are deleted, or leave their agents."""
         return self._index.ending
@@ -574,6 +585,8 @@ class AssignmentProcessor:
             )
             being = "deleted" if resource.deleting else "renamed"
             raise errors.Conflict(f"{name!r} is being {being}", hint=hint)
+        if resource.spec.schedule is not None or resource.spec.is_run:
+            raise errors.Refused(f"{name!r} is a periodic job or a run of one, which cannot be renamed")
         if protocol.TOPOLOGY in resource.spec.labels:
             raise errors.Refused(f"{name!r} belongs to a topology, whose brokers refer to each other by name")
         changes = records.RegistryChanges(epoch=self.epoch)
@@ -612,6 +625,7 @@ class AssignmentProcessor:
         that change as well; they count with their new dependencies.
         """
         changes, deleted = records.RegistryChanges(epoch=self.epoch), set(names)
+        deleted.update(run for name in tuple(deleted) for run in self._index.runs.get(name, ()))
         for name in sorted(deleted):
             resource = self.resources.get(name)
             if resource is None:
@@ -630,7 +644,7 @@ class AssignmentProcessor:
                     f"{', '.join(heapq.nsmallest(NAMED_MAX, remaining))}{more} depend(s) on {name!r}",
                     hint="delete those as well",
                 )
-            if force:
+            if force or resource.spec.schedule is not None:  # which is nowhere
                 self.remove(changes, name)
             elif not resource.deleting:
                 changes.resources[name] = msgspec.structs.replace(
@@ -708,3 +722,8 @@ class AssignmentProcessor:
         assert set(self.statuses) <= set(self.resources)
         assert set(self._changes.released) <= set(self.managers)
         assert self.deviating == {name for name in self.resources if not self._is_as_desired(name)}
+
+
+def _progress(status: protocol.ResourceStatus) -> tuple[bool, bool, int]:
+    """What dependants wait for."""
+    return status.state in WORKS, status.state is health.HealthState.COMPLETED, status.generation

@@ -34,6 +34,7 @@ from muster.manage.registry import (
     secret_store,
     views,
 )
+from muster.manage.registry.jobs import executor
 from muster.supervision import tasks
 
 events = log.EventLog("manage")
@@ -65,6 +66,7 @@ class RegistryEndpoint(lifecycle.ServiceContext):
         replicas: int = 1,
         max_bytes: int = registry_log.MAX_BYTES,
         open_key: secret_store.OpenKey | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """``max_bytes``: the budget of the log. ``open_key`` reads the key of the secrets; without it, no
         secrets are stored."""
@@ -80,6 +82,7 @@ class RegistryEndpoint(lifecycle.ServiceContext):
         self._authorize = authorize
         self._replicas = replicas
         self._open_key = open_key
+        self.clock = clock
         self._lease: leases.Lease | None = None
         self._leases: leases.Leases | None = None
         self._opened = contextlib.AsyncExitStack()
@@ -195,6 +198,7 @@ class RegistryEndpoint(lifecycle.ServiceContext):
             self._tasks.spawn("lease loss", self._wake_on(lease.lost)),
             self._tasks.spawn("log loss", self._wake_on(self.log.lost)),
             self._tasks.loop("rollouts", self._handlers.rollouts.run),
+            self._tasks.loop("jobs", self._handlers.jobs.run),
         ]
         try:
             while not lease.lost.is_set():
@@ -277,7 +281,7 @@ class RegistryEndpoint(lifecycle.ServiceContext):
         while (acting.agents_of_movable or acting.ending) and (decided is None or decided.size):
             async with self._write:
                 now = asyncio.get_running_loop().time()
-                decided = moves.plan(self._acting(), self.presence, now, int(time.time() * 1000))
+                decided = moves.plan(self._acting(), self.presence, now, int(self.clock() * 1000))
                 acting.waiting = decided.waiting
                 if not decided.size:
                     decided.changes = moves.leave_drained(acting, self.presence, now)
@@ -352,7 +356,7 @@ class RegistryEndpoint(lifecycle.ServiceContext):
         self, call: server.RpcCall, operation: server.RpcOperation, arguments: Mapping[str, Any]
     ) -> None:
         match operation.name.split("."):
-            case ["read", protocol.LOGS]:
+            case ["read", protocol.LOGS | protocol.JOB_RUNS]:
                 await self._authorize(call.identity, protocol.LOGS, True)  # it may contain secrets
             case ["read", verb]:
                 await self._authorize(call.identity, verb, False)
@@ -483,9 +487,12 @@ class RegistryEndpoint(lifecycle.ServiceContext):
         self, changes: records.RegistryChanges, more: Iterable[registry_log.RecordChange] = ()
     ) -> None:
         """Store the changes, which are then applied, with ``more`` records. Only within `writing`."""
-        await self._store([*registry_log.written(changes, epoch=self._acting().epoch), *more])
+        acting = self._acting()
+        with_jobs = executor.removed(self.log, acting, changes.resources)
+        await self._store([*registry_log.written(changes, epoch=acting.epoch), *more, *with_jobs])
         if changes.resources:
             self._wake.set()
+            self._handlers.jobs.changed.set()
 
     async def write(self, changes: Iterable[registry_log.RecordChange]) -> None:
         """Store other records of the registry."""

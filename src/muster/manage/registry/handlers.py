@@ -35,6 +35,7 @@ from muster.manage.registry import (
 )
 from muster.manage.registry import operations as registry_operations
 from muster.manage.registry import plan as registry_plan
+from muster.manage.registry.jobs import executor
 from muster.predicates.analysis import type_check
 
 if TYPE_CHECKING:
@@ -43,11 +44,22 @@ if TYPE_CHECKING:
 READS = (
     *("plan", "get", "existing", "describe", "enumerate", "summary", "agents", "managers"),
     *("attributes", "check-condition", "rollouts", "rollout-steps", "revisions", "secrets", "secret-key"),
-    *("orphans", "forgotten", protocol.LOGS, *protocol.ENROLMENT_READS),
+    *("orphans", "forgotten", "jobs", protocol.JOB_RUNS, protocol.LOGS, *protocol.ENROLMENT_READS),
 )
 CHANGES = (
     *("apply", "create", "put", "rename", "delete", "drain", "undrain", "forget"),
-    *("exec", "rollout", "pause", "resume", "abort", "undo", "secret-set", "secret-delete", protocol.SECRET),
+    *(
+        "exec",
+        "rollout",
+        "pause",
+        "resume",
+        "abort",
+        "undo",
+        "job-run",
+        "secret-set",
+        "secret-delete",
+        protocol.SECRET,
+    ),
     protocol.ENROLMENT_SET,
 )
 NAMES_MAX = 1_000  # names in a reply; all are counted
@@ -66,6 +78,7 @@ class RegistryHandlers:
     ) -> None:
         self._registry = registry
         self.rollouts = rollout_executor.RolloutExecutor(registry)
+        self.jobs = executor.JobExecutor(registry)
         self._secret_store = secret_store.SecretStore(registry, open_key)
         self._enrolment_store = enrolment_store.EnrolmentStore(registry)
         self._shells = shells.ShellHandlers(registry)
@@ -136,6 +149,8 @@ class RegistryHandlers:
                 return self._enrolment_store.get(arguments["token"])
             case "rollout" | "undo":
                 return await self.rollouts.row(rollout.rollout_id(request))
+            case "job-run":
+                return self.jobs.started(arguments["name"], request)
             case _:  # pause, resume, abort
                 return await self.rollouts.row(arguments["id"])
 
@@ -220,13 +235,18 @@ class RegistryHandlers:
                     actual=known.generation,
                 )
             before = msgspec.to_builtins(known.spec)
-            for derived in ("digest", "entry", "index"):
+            for derived in ("digest", "entry", "index", "template"):
                 before.pop(derived, None)
+            if known.spec.schedule is not None:
+                before.pop("agent")
             entry = before | changes | {"name": name}
             if entry.get("count") is not None:
                 raise errors.InvalidInput("the `count` of an entry changes with its manifest: apply that")
             (spec,) = await asyncio.to_thread(agent_selection.place_entries, state, [entry])
-            spec = msgspec.structs.replace(spec, entry=known.spec.entry, index=known.spec.index)
+            template = {} if changes.keys() & {"config", "labels"} else known.spec.template
+            spec = msgspec.structs.replace(
+                spec, entry=known.spec.entry, index=known.spec.index, template=template
+            )
             self._secret_store.check([spec])
             update = state.apply([spec], by)
             if update:
@@ -256,7 +276,7 @@ class RegistryHandlers:
             changes = state.delete(names, by, force=force)
             if changes:
                 await self._registry.commit(changes)
-        return rows.DeleteResult(deleting=sorted(set(names)))
+        return rows.DeleteResult(deleting=sorted({*names, *changes.resources}))
 
     async def _drain(self, by: str, name: str, target: protocol.DrainKind | None = None) -> rows.DrainResult:
         """Drain a resource or all resources of an agent, which then accepts no more."""
@@ -433,7 +453,8 @@ class RegistryHandlers:
         """A part of the log of each resource. The parts share one message."""
         if len(queries) > LOGS_MAX:
             raise errors.LimitExceeded(f"logs of at most {LOGS_MAX} resources can be requested at a time")
-        selected = [name for name in queries if name in self._registry.state.resources]
+        resources = self._registry.state.resources
+        selected = [name for name in queries if name in resources and not resources[name].spec.schedule]
         share = operation_results.RESULTS_BYTES_MAX // (2 * max(1, len(selected)))
         id = secrets.token_hex(8)
         orders = [
@@ -455,7 +476,13 @@ class RegistryHandlers:
             rows.LogRow.of(order.resource, answer) for order, answer in zip(orders, answers, strict=True)
         ]
         return found + [
-            rows.LogRow(resource=name, reason="it does not exist", code=errors.NotFound.code)
+            rows.LogRow(
+                resource=name,
+                reason=f"`muster job history {name}` shows what its runs have written"
+                if name in resources
+                else "it does not exist",
+                code=errors.NotFound.code,
+            )
             for name in queries
             if name not in selected
         ]
@@ -463,10 +490,17 @@ class RegistryHandlers:
     async def _named(self, names: list[str], where: str = "") -> list[str]:
         if not names and not where:
             raise errors.InvalidInput("names or an expression is required")
+        resources = self._registry.state.resources
         if names:
+            if periodic := [name for name in names if name in resources and resources[name].spec.schedule]:
+                raise errors.Refused(
+                    f"{periodic[0]!r} is a periodic job",
+                    hint=f"its runs are resources: `muster job run {periodic[0]}` starts one",
+                )
             return list(views.select(self._registry.state, names, "", ""))
         state = self._registry.state.snapshot()
-        return await asyncio.to_thread(lambda: list(views.select(state, None, where, "")))
+        selected = await asyncio.to_thread(lambda: list(views.select(state, None, where, "")))
+        return [name for name in selected if state.resources[name].spec.schedule is None]
 
     async def _rollout(
         self, by: str, plan: dict[str, Any], names: list[str] | None = None, where: str = ""
@@ -502,6 +536,18 @@ class RegistryHandlers:
         found = {f"{row.revision:09}/{row.name}": row for row in self.rollouts.revisions(group)}
         keys = sorted(key for key in found if key > after)
         return views.page(keys, found.__getitem__, max(1, min(limit, PAGE)))
+
+    # Jobs
+
+    async def _jobs(self, after: str = "", limit: int = PAGE) -> dict[str, Any]:
+        return self.jobs.page(after, max(1, min(limit, PAGE)))
+
+    async def _job_runs(self, name: str = "", after: str = "", limit: int = PAGE) -> dict[str, Any]:
+        """The ended runs of a job, or of all."""
+        return self.jobs.history(name, after, max(1, min(limit, PAGE)))
+
+    async def _job_run(self, by: str, name: str) -> rows.JobStart:
+        return await self.jobs.start_run(name, by, registry_log.executing.get())
 
     # Secrets
 
@@ -594,7 +640,9 @@ def _notes(
     changes: records.RegistryChanges,
 ) -> list[str]:
     """What a user should know, because an apply alone does not put it right."""
-    unknown = collections.Counter(spec.agent for spec in specs if spec.agent not in state.agents)
+    unknown = collections.Counter(
+        spec.agent for spec in specs if spec.schedule is None and spec.agent not in state.agents
+    )
     notes = []
     for agent, count in unknown.most_common(NOTES_MAX):
         near = type_check.closest_name(agent, state.agents)

@@ -17,7 +17,7 @@ import msgspec
 from muster.bus import api
 from muster.bus.rpc import client
 from muster.core import errors, messages
-from muster.manage import protocol
+from muster.manage import protocol, rows
 from muster.manage.registry import records
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 ORDERS_MAX, ORDERS_BYTES_MAX = 500, 700_000  # in one message to a manager
 MANAGER_WAIT_S = 20.0  # how long an order waits if its resource has no manager
 RESEND_S = 2.0  # a request without a reply for so long is sent again: a broker may have lost it
+LOG_S = 8.0  # for the end of a log
 LOOK_S, LOOK_S_MAX = 0.1, 1.0  # the poll interval grows, because thousands may wait
 
 ResultsById = dict[str, protocol.OperationResult]
@@ -65,6 +66,25 @@ async def submit_operation(
                 order, messages.DecisionOutcome.IN_DOUBT, protocol.NOT_MANAGED, reason
             )
     return [results[order.id] for order in orders]
+
+
+async def log_end(
+    registry: endpoint.RegistryEndpoint, resource: str, id: str, lines: int, bytes_max: int
+) -> str | None:
+    """The last lines of the log of a resource, None if they cannot be read soon."""
+    order = protocol.OperationOrder(
+        id=id,
+        resource=resource,
+        operation=protocol.LOG_PAGE,
+        arguments={"lines": lines, "bytes_max": bytes_max},
+        timeout_s=LOG_S,
+    )
+    try:
+        async with asyncio.timeout(LOG_S):
+            (answer,) = await submit_operation(registry, [order], "")
+    except TimeoutError:
+        return None
+    return rows.LogRow.of(resource, answer).text[-bytes_max:] or None
 
 
 async def _send_once(

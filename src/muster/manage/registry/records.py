@@ -95,6 +95,8 @@ class ResourceIndex:
         self.dependants: dict[str, set[str]] = {}  # by the name that they depend on
         self.movable: dict[str, set[str]] = {}  # by agent
         self.ending: set[str] = set()  # resources that their agents are to delete
+        self.jobs: set[str] = set()  # one-off jobs, periodic ones, and runs of these
+        self.runs: dict[str, set[str]] = {}  # by periodic job
 
     def set_resource(
         self,
@@ -113,6 +115,9 @@ class ResourceIndex:
             if before.stop_after_s:
                 _discard(self.movable, before.spec.agent, name)
             self.ending.discard(name)
+            self.jobs.discard(name)
+            if before.spec.is_run:
+                _discard(self.runs, before.spec.entry, name)
         if resource is None:
             self.unowned.discard(name)
             return
@@ -125,7 +130,11 @@ class ResourceIndex:
             self.dependants.setdefault(dependency, set()).add(name)
         if resource.formerly:
             self.renamed[resource.formerly] = name
-        if not has_owner:
+        if resource.spec.job is not None:
+            self.jobs.add(name)
+        if resource.spec.is_run:
+            self.runs.setdefault(resource.spec.entry, set()).add(name)
+        if not has_owner and resource.spec.schedule is None:  # only its runs have agents
             self.unowned.add(name)
 
     def set_owner(

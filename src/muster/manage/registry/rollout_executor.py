@@ -45,7 +45,7 @@ SIZE_KEPT = 64 << 20  # of the steps of updates, which contain specifications
 LOOK_S = 2.0
 HEALTH_LOOK_S, HEALTH_LOOK_EACH_S = 0.1, 1e-4  # longer for a large batch, because all of it is visited
 WAIT_LOOK_S, WAIT_LOOK_EACH_S = 0.25, 1e-5  # while nothing can begin, for each resource that does not work
-LOGS_MAX, LOG_LINES, LOG_BYTES, LOGS_S = 3, 20, 2_000, 8.0
+LOGS_MAX, LOG_LINES, LOG_BYTES = 3, 20, 2_000
 ACTIVE = (rollout.RUNNING, rollout.PAUSED, rollout.STOPPING)
 
 
@@ -411,7 +411,10 @@ class RolloutExecutor:
         before."""
         running = engine.rollout
         for name in running.named(rollout.FAILED)[:LOGS_MAX]:
-            running.steps[name].result = await self._log_of(running, name)
+            id = f"{rollout.order_id(running.id, name)}-log"
+            running.steps[name].result = await operations.log_end(
+                self._registry, name, id, LOG_LINES, LOG_BYTES
+            )
             engine.changed.add(name)
         async with self._registry.writing() as state:
             if running.state != rollout.STOPPING:
@@ -426,21 +429,6 @@ class RolloutExecutor:
             running.reverted_by = id
             await self._save(engine, changes, written)
             self.start(revert)
-
-    async def _log_of(self, running: rollout.Rollout, name: str) -> str | None:
-        order = protocol.OperationOrder(
-            id=f"{rollout.order_id(running.id, name)}-log",
-            resource=name,
-            operation=protocol.LOG_PAGE,
-            arguments={"lines": LOG_LINES, "bytes_max": LOG_BYTES},
-            timeout_s=LOGS_S,
-        )
-        try:
-            async with asyncio.timeout(LOGS_S):
-                (answer,) = await operations.submit_operation(self._registry, [order], running.by)
-        except TimeoutError:
-            return None
-        return rows.LogRow.of(name, answer).text[-LOG_BYTES:] or None
 
     # Records
 

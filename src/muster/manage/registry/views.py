@@ -129,7 +129,7 @@ def resource_row(state: assignments.AssignmentProcessor, name: str) -> rows.Reso
         epoch=owner.epoch if owner else 0,
         generation=resource.generation,
         applied=bool(status and status.generation == resource.generation),
-        stable=bool(status and status.stable),
+        stable=bool(status and status.stable) and (resource.spec.job is None or owner is None),
     )
 
 

@@ -27,6 +27,9 @@ Cursor = Annotated[
 ]
 Where = Annotated[str, Query(max_length=4096, description="A predicate that selects items. Empty: all.")]
 ResourceName = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,128}$", description="Name of a resource.")]
+ResourceNames = Annotated[
+    list[str], Query(max_length=500, alias="name", description="Names of resources; may be repeated.")
+]
 IfMatch = Annotated[
     str | None,
     Header(

@@ -15,8 +15,10 @@ from starlette.responses import StreamingResponse
 
 from muster.core import errors, messages, subjects
 from muster.inform import rows
+from muster.manage import client
 from muster.manage import protocol as manage_protocol
 from muster.pipeline import protocol as pipeline_protocol
+from muster.trust.permissions import roles
 from muster.web import problems, request_state
 from muster.web.auth import sessions
 from muster.web.rest import base, route
@@ -156,3 +158,38 @@ async def watch_context(
             yield event(rows.change_row(change), name="context", id=str(change.version))
 
     return stream(request, call.person, changes)
+
+
+@router.get("/watch-logs", summary="Follow the logs of resources", **STREAM)
+async def watch_logs(
+    request: Request,
+    call: request_state.Call,
+    names: base.ResourceNames = [],  # noqa: B006
+    where: base.Where = "",
+    lines: Annotated[int, base.Query(ge=0, le=1_000, description="Of each resource, to begin with.")] = 0,
+) -> StreamingResponse:
+    """Those of the named resources, or of those that match `where`, now or later."""
+
+    async def find(bus: Any) -> None:
+        if bool(names) == bool(where):
+            raise errors.InvalidInput("either names or an expression is required")
+        await client.ManageClient(bus).get(*names, where=where)
+
+    await call.run("logs", where or ", ".join(names), find)
+    link = call.source.feed.link
+
+    async def written() -> AsyncIterator[bytes]:
+        bus = await link.as_person(call.person.name, roles.Role.OPERATOR)
+        with link.using(bus):
+            notes: list[str] = []
+            stream = client.ManageClient(bus).log_lines(
+                *names, where=where, lines=lines, follow=True, note=notes.append
+            )
+            async with contextlib.aclosing(stream):
+                async for line in stream:
+                    for note in notes:
+                        yield event({"note": note}, name="note")
+                    notes.clear()
+                    yield event(line, name="line")
+
+    return stream(request, call.person, written)

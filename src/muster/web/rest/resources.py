@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Annotated, Any
 
 import msgspec
@@ -18,6 +19,7 @@ from muster.web.rest import base, route
 from muster.web.rest.base import StrictBody
 
 router = route.RouteTable("management")
+LINES_MAX, MERGED_MAX = 1_000, 10_000  # of one log, and of several together
 ADMIN = sessions.WebRole.ADMIN
 
 
@@ -127,6 +129,33 @@ async def logs(
     return await call.run("logs", name, act, touches="manage")
 
 
+@router.of("GET /logs", "Last lines of the logs of several resources")
+async def merged_logs(
+    call: request_state.Call,
+    names: base.ResourceNames = [],  # noqa: B006
+    where: base.Where = "",
+    lines: Annotated[int, Query(ge=0, le=LINES_MAX, description="Of each resource.")] = 100,
+    since_s: Annotated[float | None, Query(ge=0)] = None,
+) -> rows.MergedLog:
+    """Of the named resources, or of those that match `where`; `/watch-logs` follows them."""
+    notes: list[str] = []
+
+    async def act(bus: Any) -> rows.MergedLog:
+        stream = client.ManageClient(bus).log_lines(
+            *names, where=where, lines=lines, since_s=since_s, note=notes.append
+        )
+        found: list[rows.LogLine] = []
+        async with contextlib.aclosing(stream):
+            async for line in stream:
+                if len(found) == MERGED_MAX:
+                    notes.append(f"only the first {MERGED_MAX} lines are here: ask for fewer of each")
+                    break
+                found.append(line)
+        return rows.MergedLog(lines=found, notes=notes)
+
+    return await call.run("logs", where or ", ".join(names), act, touches="manage")
+
+
 drain, undrain = (
     router.operation(
         f"POST /resources/{{name}}/{declared.method}",
@@ -162,6 +191,18 @@ pause, resume, abort = (
     for declared in (operations.PAUSE, operations.RESUME, operations.ABORT)
 )
 undo = router.operation("POST /groups/{group}/undo", operations.UNDO, group=base.ResourceName)
+router.operation("GET /jobs", operations.JOBS, key=("name",))
+
+
+@router.of("GET /jobs/{name}/runs", operations.JOB_RUNS.help)
+async def job_runs(call: request_state.Call, name: base.ResourceName) -> list[rows.JobRunRow]:
+    async def act(bus: Any) -> list[rows.JobRunRow]:
+        return await client.ManageClient(bus).job_runs(name)
+
+    return await call.run("logs", name, act, touches="manage")
+
+
+router.operation("POST /jobs/{name}/runs", operations.RUN_JOB, name=base.ResourceName)
 
 
 # Brokers

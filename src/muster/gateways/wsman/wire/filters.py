@@ -1,8 +1,8 @@
 """Filters of enumerations and subscriptions in several dialects, as a predicate.
 
 - Muster's own: the predicate itself;
-- WQL and CQL: ``SELECT * FROM Resource WHERE`` and a condition, which is a predicate except for the names of
-  properties, where these languages ignore the case;
+- WQL and CQL: ``SELECT * FROM`` the class that is listed, ``WHERE`` and a condition, which is a predicate
+  except for the names of properties, where these languages ignore the case;
 - SelectorFilter: equality with each selector.
 
 Pure.
@@ -22,15 +22,15 @@ _QUERY = re.compile(r"\s*select\s+\*\s+from\s+(\w+)(?:\s+where\s+(.+))?\s*\Z", r
 _NAMES = {word: word for word in ("name", "type", "group", "agent", "state", "manager", "zone")}
 
 
-def of_enumeration(body: xml.XmlElement) -> str:
-    return _read(body, namespaces.WSEN("Filter"), namespaces.WSEN)
+def of_enumeration(body: xml.XmlElement, kind: xml.XmlNamespace) -> str:
+    return _read(body, namespaces.WSEN("Filter"), namespaces.WSEN, kind)
 
 
 def of_subscription(body: xml.XmlElement) -> str:
-    return _read(body, namespaces.WSE("Filter"), namespaces.WSE)
+    return _read(body, namespaces.WSE("Filter"), namespaces.WSE, namespaces.RESOURCE)
 
 
-def _read(body: xml.XmlElement, standard: str, space: xml.XmlNamespace) -> str:
+def _read(body: xml.XmlElement, standard: str, space: xml.XmlNamespace, kind: xml.XmlNamespace) -> str:
     """Return the predicate; empty if there is no filter."""
     elements = [*body.all(standard), *body.all(namespaces.WSMAN("Filter"))]
     if not elements:
@@ -51,7 +51,9 @@ def _read(body: xml.XmlElement, standard: str, space: xml.XmlNamespace) -> str:
             more=[xml.XmlElement(space("SupportedDialect"), supported) for supported in DIALECTS],
         )
     try:
-        where = _selectors(element) if dialect == namespaces.SELECTOR_FILTER else _text(element, dialect)
+        where = (
+            _selectors(element) if dialect == namespaces.SELECTOR_FILTER else _text(element, dialect, kind)
+        )
         if where:
             parser.parse(where)
     except errors.InvalidInput as error:
@@ -60,9 +62,9 @@ def _read(body: xml.XmlElement, standard: str, space: xml.XmlNamespace) -> str:
 
 
 def _unusable(space: xml.XmlNamespace, reason: str) -> faults.Fault:
-    if space == namespaces.WSEN:
-        return faults.fault(space("CannotProcessFilter"), reason)
-    return faults.fault(space("FilteringRequestedUnavailable"), reason)
+    # WS-Eventing has no fault for a filter of a known dialect: WS-Management adds one.
+    space = space if space == namespaces.WSEN else namespaces.WSMAN
+    return faults.fault(space("CannotProcessFilter"), reason)
 
 
 def _selectors(element: xml.XmlElement) -> str:
@@ -78,14 +80,16 @@ def _selectors(element: xml.XmlElement) -> str:
     return " AND ".join(clauses)
 
 
-def _text(element: xml.XmlElement, dialect: str) -> str:
+def _text(element: xml.XmlElement, dialect: str, kind: xml.XmlNamespace) -> str:
     if element.children:
         raise errors.InvalidInput("a filter of this dialect must be a text")
     if dialect == namespaces.PREDICATE:
         return element.text
     query = _QUERY.match(element.text)
     if query is None:
-        raise errors.InvalidInput("expected SELECT * FROM Resource WHERE …")
+        raise errors.InvalidInput(f"expected SELECT * FROM {namespaces.KINDS[kind]} WHERE …")
+    if query[1].lower() != namespaces.KINDS[kind].lower():
+        raise errors.InvalidInput(f"unknown class {query[1][:60]!r}: expected {namespaces.KINDS[kind]}")
     condition = query[2] or ""
     pieces, position = [], 0
     for token in lexer.tokens(condition, strict=False):

@@ -30,7 +30,9 @@ _ONCE = (
     namespaces.WSE("Identifier"),
 )
 _KNOWN = {*_ONCE, namespaces.WSMAN("RequestEPR"), namespaces.WSMAN("RequestTotalItemsCountEstimate")}
-_IGNORED = "http://schemas.microsoft.com/wbem/wsman/1/wsman.xsd"  # DataLocale, SessionId
+_MICROSOFT = xml.XmlNamespace("http://schemas.microsoft.com/wbem/wsman/1/wsman.xsd")
+#: What clients for Windows send, and what changes nothing here.
+_IGNORED = frozenset(map(_MICROSOFT, ("DataLocale", "FunctionId", "OperationID", "SequenceId", "SessionId")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class WsManHeaders:
 
 
 def understood(name: str) -> bool:
-    return name in _KNOWN or addresses.understood(name) or name.startswith(f"{{{_IGNORED}}}")
+    return name in _KNOWN or addresses.understood(name) or name in _IGNORED
 
 
 def is_identify(message: envelope.SoapEnvelope) -> bool:

@@ -52,7 +52,8 @@ XPATH = "http://www.w3.org/TR/1999/REC-xpath-19991116"
 XPATH_1 = f"{PREFIX}/XPath_Level_1"
 SELECTOR_FILTER = f"{PREFIX}/SelectorFilter"
 QUERIES = (
-    f"{PREFIX[:-6]}/wsman/WQL",
+    "http://schemas.dmtf.org/wbem/wsman/1/WQL",
+    f"{PREFIX}/WQL",
     "http://schemas.microsoft.com/wbem/wsman/1/WQL",
     "http://schemas.dmtf.org/wbem/cql/1/dsp0202.pdf",
 )

@@ -48,7 +48,9 @@ class ContainerShell(shell.Shell):
         if has_terminal:
             definition["Env"] = [f"TERM={words.terminal}"]
         id = (await engine_.json("POST", f"/containers/{container}/exec", definition))["Id"]
-        start = {"Detach": False, "Tty": has_terminal}
+        start: dict[str, Any] = {"Detach": False, "Tty": has_terminal}
+        if has_terminal:  # the size, for Podman and for Docker
+            start |= {"h": words.rows, "w": words.columns, "ConsoleSize": [words.rows, words.columns]}
         made = cls(
             engine_,
             id,
@@ -56,8 +58,7 @@ class ContainerShell(shell.Shell):
             await engine_.attach(f"/exec/{id}/start", start),
             has_terminal=has_terminal,
         )
-        if has_terminal:
-            await made.resize(words.rows, words.columns)
+        await made.resize(words.rows, words.columns)  # for a Docker of before 23
         return made
 
     def outputs(self) -> Sequence[AsyncIterator[tuple[int, bytes]]]:

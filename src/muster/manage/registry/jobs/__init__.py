@@ -1,0 +1,1 @@
+"""Jobs: when periodic ones run, and the history of what has ended."""

@@ -56,7 +56,7 @@ def test_java_starts_with_the_collector_that_the_environment_selects(tmp_path, m
     for name in session.JAVA_OPTIONS:
         monkeypatch.delenv(name, raising=False)
     if variable:
-        monkeypatch.setenv(variable, "-Xss4m -XX:+UseSerialGC")
+        monkeypatch.setenv(variable, "-Xss4m -XX:+UseParallelGC")
     options = session.java_settings("local[1]")["spark.driver.extraJavaOptions"]
     submit_options = os.environ.get("SPARK_SUBMIT_OPTS", "")  # Spark's launcher passes them
     launched = subprocess.run(
@@ -73,8 +73,8 @@ def test_java_starts_with_the_collector_that_the_environment_selects(tmp_path, m
     )
     assert launched.returncode == 0, launched.stdout + launched.stderr
     flags = {words[1]: words[3] for line in launched.stdout.splitlines() if len(words := line.split()) > 3}
-    assert flags["UseSerialGC"] == ("true" if variable else "false")
-    assert flags["UseParallelGC"] == ("false" if variable else "true")
+    assert flags["UseParallelGC"] == ("true" if variable else "false")
+    assert flags["UseSerialGC"] == ("false" if variable else "true")
     assert flags["TieredStopAtLevel"] == "1"
 
 

@@ -1,13 +1,16 @@
 """Settings of parallelism and windows change between two runs of the pipeline: state and alerts stay."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from muster.bus.client import client
+from muster.pipeline import client as pipeline_client
 from muster.pipeline import settings
 from muster.pipeline.history import tables
+from muster.pipeline.job import service
 from muster.testing.eventually import eventually
 from tests.pipeline import test_history, test_job, traffic
 
@@ -85,6 +88,41 @@ async def test_shards_partitions_splits_and_windows_change_without_a_lost_or_rep
             ("spark", True, 0)
         ]
     assert list(term.glob("spark/commits/*"))
+
+
+@pytest.mark.slow
+async def test_a_small_fleet_has_one_shard_until_it_grows(broker, spark, tmp_path, monkeypatch):
+    monkeypatch.setattr(service, "SMALL_REPORTS", MACHINES)
+    root = tmp_path / "history"
+    await send(broker.url, 1)
+
+    async def term(ask: pipeline_client.PipelineClient, reports: int) -> Path | None:
+        """The folder of the term that has read so many reports."""
+        progress = await ask.progress()
+        if progress.state == "failed":
+            pytest.fail(progress.reason)
+        drivers = tmp_path / "pipeline" / "checkpoint" / "drivers"
+        *_, last = sorted(drivers.iterdir())
+        is_current = progress.epoch == int(last.name) and list(last.glob("spark/commits/*"))
+        return last if progress.total_rows >= reports and is_current else None
+
+    async with test_job.running(broker, spark, tmp_path, shards=0, trigger_s=1.0) as ask:
+        first = await eventually(lambda: term(ask, MACHINES), timeout_s=300)
+        assert first is not None
+        assert len(list(first.glob("spark/state/0/*[0-9]"))) == 1
+        await asyncio.gather(*(send(broker.url, number) for number in (2, 3, 4)))
+
+        async def grown() -> Path | None:
+            last = await term(ask, 4 * MACHINES)
+            return last if last != first else None
+
+        second = await eventually(grown, timeout_s=300)
+        assert second is not None
+        assert len(list(second.glob("spark/state/0/*[0-9]"))) == 2
+        await eventually(lambda: counted(root) == 4 * MACHINES, timeout_s=120)
+    rows = [(row["machine"], row["sequence"]) for row in test_history.read(root)]
+    assert len(set(rows)) == 4 * MACHINES
+    assert len(rows) == 2 * 4 * MACHINES, "each with its repeated message"
 
 
 def test_defaults_follow_the_cores_of_the_cluster():

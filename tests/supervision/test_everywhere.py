@@ -115,6 +115,7 @@ UNSUPERVISED = {
     "message/dispatcher/peers/transactions.py: Transactions._resolve": "awaited by all callers",
     "notify/notifier/shards/shard_manager.py: ShardManager._hold_shard": "awaited in place",
     "notify/notifier/shards/shard_manager.py: _first": "awaited in place",
+    "pipeline/job/service.py: PipelineService._begin_spark": "awaited where Spark is needed, or at the end",
     "supervision/children.py: end_process": "awaited in place",
     "testing/child_process.py: ChildProcess.__init__": "reads the output of a process under test",
     "trust/login/password_checker.py: PasswordChecker.verified": "awaited by all callers",

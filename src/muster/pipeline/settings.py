@@ -19,7 +19,7 @@ class PipelineSettings(sections.SettingsSection, frozen=True, kw_only=True):
     enabled: Annotated[
         bool,
         doc(
-            "Start the pipeline with the domain, as a process of its own. It takes a gigabyte or two of "
+            "Start the pipeline with the domain, as a process of its own. It takes a gigabyte or more of "
             "memory and some seconds; `muster run pipeline` starts it by hand."
         ),
     ] = False
@@ -116,7 +116,7 @@ class PipelineSettings(sections.SettingsSection, frozen=True, kw_only=True):
         ),
     ] = 4000
     splits: Annotated[
-        int, doc("Parts of a batch that are read at once. 0: one for each core of Spark.", ge=0, le=1024)
+        int, doc("Parts of a batch that are read at once. 0: as `partitions` with 0.", ge=0, le=1024)
     ] = 0
     shards: Annotated[
         int,
@@ -131,8 +131,9 @@ class PipelineSettings(sections.SettingsSection, frozen=True, kw_only=True):
     partitions: Annotated[
         int,
         doc(
-            "Spark's shuffle partitions: shards worked on at once. 0: one for each core of Spark. It can be "
-            "changed at any start.",
+            "Spark's shuffle partitions: shards worked on at once. 0: one for each core of Spark; with a "
+            "local master a single one until a batch has more than 20,000 reports. It can be changed at any "
+            "start.",
             ge=0,
             le=1024,
         ),

@@ -147,7 +147,8 @@ def _wait_for_parts(
                 waits = ["pipeline"]
             if not waits:
                 return
-            tell(waits[0], 1 - len(waits) / len(sections))
+            reason = states.get(waits[0], {}).get("reason")
+            tell(f"{waits[0]}: {reason}" if reason else waits[0], 1 - len(waits) / len(sections))
             now = time.monotonic()
             failed = [name for name in waits if states.get(name, {}).get("state") == "failed"]
             failed_since = {name: failed_since.get(name, now) for name in failed}

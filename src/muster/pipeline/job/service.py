@@ -44,6 +44,7 @@ from muster.pipeline.job import (
     history_upkeep,
     query_plan,
     request_handler,
+    window_rows,
 )
 from muster.pipeline.job import query as job_query
 from muster.pipeline.job.driver import continuation, driver_lease, driver_terms, java_watch, standby
@@ -54,12 +55,17 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-POLL_S = 0.25
+POLL_S = 0.25  # for the report of a batch that is committed
+IDLE_POLL_S = 2.0
+PLANNED_S = 90.0  # after this Spark has ended the workers that planned the query
 TICK_S = 1.0  # maximum age of the clock in a small fleet
 RESTART_WAIT_MAX_S = 60.0
 STREAM_SHORTER = "stream-shorter"  # counts streams that end before the position of the checkpoint
 #: Why a query ended: its first batch has the state of the former term. The next one does not depend on that.
 TRANSFERRED = "transferred"
+GROWN = "grown"  # the fleet is no longer small: it is divided for all cores
+SMALL_REPORTS = 20_000  # in a batch: fewer take one core less time than several take to start on them
+BATCHES_COMPARED = 20
 BATCHES_KEPT = 400  # for requests about recent batches
 
 
@@ -106,22 +112,27 @@ class PipelineService:
         self._starting: asyncio.Task[SparkSession] | None = None
         self._rehearsal = standby.QueryRehearsal(self._checkpoint)
         self._parallelism: tuple[int, int, int] | None = None  # shards, partitions, splits
+        self._is_small = False
         self._transfers = False  # whether the query reads the state of an earlier term
         self._progress = protocol.BatchProgress(state="starting")
         self._batches: collections.deque[protocol.BatchProgress] = collections.deque(maxlen=BATCHES_KEPT)
-        self._seen_batch = -1
         self._rows_before = 0
         self._stages = batch_measure.StartTimes()
         self._killed_java = False
+        self._loop: asyncio.AbstractEventLoop
         self._stop = asyncio.Event()
+        self._wake = asyncio.Event()  # the stop, or a batch that is committed
+        self._committed = asyncio.Event()  # a batch, of which Spark has given no report yet
         self._tasks = tasks.TaskSupervisor(f"pipeline {bus.identity}")
 
     # Life cycle
 
     async def run(self) -> None:
         """Run until `stop` is called or requested."""
+        self._loop = asyncio.get_running_loop()
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self._end_spark)
+            self._begin_spark()  # Java takes longest: all else goes on meanwhile
             replicas = self._paths.streams[0].replicas
             all_leases = await stack.enter_async_context(
                 await leases.Leases.open(self._bus, ttl_s=self._settings.lease_s, replicas=replicas)
@@ -197,6 +208,7 @@ class PipelineService:
 
     def stop(self) -> None:
         self._stop.set()
+        self._wake.set()
 
     # The driver
 
@@ -259,13 +271,13 @@ class PipelineService:
         await self._driver.superseded.wait()
         self._log.error("superseded", epoch=self._driver.epoch)
         self._kill_java()
-        self._stop.set()
+        self.stop()
 
     async def _end_when_unresponsive(self) -> None:
         await java_watch.until_unresponsive(lambda: self._spark, self._tasks)
         self._log.error("java-unresponsive", epoch=self._driver.epoch)
         self._kill_java()
-        self._stop.set()
+        self.stop()
 
     async def _is_current(self) -> bool:
         """False only if it is known that a later driver has begun."""
@@ -291,23 +303,32 @@ class PipelineService:
 
     # The query
 
+    def _begin_spark(self) -> None:
+        # Not one of the supervised tasks, whose end would leave behind a Java that is just starting.
+        if self._spark is None and self._starting is None:
+            self._starting = asyncio.create_task(asyncio.to_thread(self._start_spark), name="spark")
+
     async def _ensure_spark(self) -> SparkSession:
+        self._begin_spark()
         if self._spark is None:
-            if self._starting is None:
-                self._starting = self._tasks.spawn("spark", asyncio.to_thread(self._start_spark))
+            assert self._starting is not None
             self._spark = await asyncio.shield(self._starting)  # a standby that becomes the driver waits on
         return self._spark
 
     async def _end_spark(self) -> None:
-        if self._starting is not None and not self._starting.done():
-            self._spark = await self._starting
+        if self._starting is not None and self._spark is None and not self._killed_java:
+            with contextlib.suppress(Exception):  # it was raised where Spark was needed
+                self._spark = await self._starting
         if self._given_spark is None and self._spark is not None:
             await asyncio.to_thread(self._spark.stop)
 
     async def _run_query(self) -> None:
         if not await self._wait_for_stream():
             return
+        self._show("starting", "Spark is starting")
         spark = await self._ensure_spark()
+        self._stages.end("spark")
+        self._show("starting", "the first batch is on its way")
         if self._settings.compact:
             limits = maintenance.MaintenanceLimits(
                 self._paths.history_max_bytes, self._paths.history_max_age_s, self._settings.as_of_s
@@ -334,6 +355,11 @@ class PipelineService:
                     break
                 if reason == TRANSFERRED:
                     await self._remove_former()
+                    continue
+                if reason == GROWN:
+                    self._parallelism = None
+                    await asyncio.to_thread(self._continuation.begin_again)
+                    self._committer.follow(self._continuation.label.run)
                     continue
                 self._committer.count("query-failed")
                 self._show("failed", reason[-1000:], failures=self._progress.failures + 1)
@@ -406,14 +432,31 @@ class PipelineService:
             after=after,
             until=until,
         )
-        return job_query.start(spark, plan, self._committer.commit, trigger_s=self._settings.trigger_s)
+        return job_query.start(spark, plan, self._commit, trigger_s=self._settings.trigger_s)
+
+    def _commit(self, number: int, received: window_rows.BatchRows) -> None:
+        """In a thread of Spark."""
+        self._committer.commit(number, received)
+        self._loop.call_soon_threadsafe(self._show_committed)
+
+    def _show_committed(self) -> None:
+        self._committed.set()
+        self._wake.set()
 
     def _divide(self, spark: SparkSession) -> tuple[int, int, int]:
         """Shards, partitions and splits: fixed for the term."""
         session.activate(spark)
         if self._parallelism is None:
-            self._parallelism = self._settings.parallelism(session.cores(spark))
+            self._is_small = self._last_reports() <= SMALL_REPORTS and session.is_local(self._settings.master)
+            self._parallelism = self._settings.parallelism(1 if self._is_small else session.cores(spark))
+            self._is_small &= self._parallelism != self._settings.parallelism(session.cores(spark))
         return self._parallelism
+
+    def _last_reports(self) -> int:
+        """In the largest of the last batches, of this process or an earlier one. A new pipeline begins as a
+        small one."""
+        batches = list(self._batches) or cost_fit.read(self._folder / cost_fit.PROGRESS_NAME)
+        return max((batch.rows for batch in batches[-BATCHES_COMPARED:]), default=0)
 
     def _plan(
         self, known: Sequence[rules.AlertRule], parallelism: tuple[int, int, int]
@@ -432,20 +475,33 @@ class PipelineService:
 
     async def _watch(self, query: StreamingQuery) -> str | None:
         """Wait until the service stops (None) or the query ended by itself (the reason)."""
+        seen, begun_s = -1, time.monotonic()
+        is_planned = self._given_spark is not None
         while not self._stop.is_set():
             active, report = await asyncio.to_thread(job_query.poll, query)
             if not active:
                 return report or "the query ended"
-            if report is not None and report["batchId"] != self._seen_batch:
-                self._seen_batch = report["batchId"]
+            is_new = report is not None and report["batchId"] != seen
+            if report is not None and is_new:
+                seen = report["batchId"]
                 self._progress = self._measured(report)
                 self._batches.append(self._progress)
                 await self._publish_progress()
                 await asyncio.to_thread(self._store_progress)
                 if self._transfers and await self._continuation.has_committed():
                     return TRANSFERRED
+                if self._is_small and self._progress.rows > SMALL_REPORTS:
+                    return GROWN
+                if not is_planned and self._spark is not None and time.monotonic() > begun_s + PLANNED_S:
+                    is_planned = True
+                    await asyncio.to_thread(session.end_planners, self._spark)
+            # Spark reports a batch soon after its commit. Without one there is only its end to be noticed.
+            wait_s = POLL_S if self._committed.is_set() and not is_new else IDLE_POLL_S
+            if is_new:
+                self._committed.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), POLL_S)
+                await asyncio.wait_for(self._wake.wait(), wait_s)
+            self._wake.clear()
         self._show("stopping")
         return None
 

@@ -37,6 +37,8 @@ CORES_STABLE = 4  # equal numbers in succession
 JAVA_OPTIONS = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
 _FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 _with_code: set[str] = set()  # applications that were sent it
+_PLANNER = b"pyspark.daemon\0pyspark.sql.worker."  # in the command line of a process that plans queries
+_SMALL_HEAP = "-Xms64m -XX:MinHeapFreeRatio=10 -XX:MaxHeapFreeRatio=20"
 _COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
 
 
@@ -146,14 +148,14 @@ def ui_settings(port: int) -> dict[str, str]:
 
 
 def java_settings(master: str) -> dict[str, str]:
-    """Of a query whose reports do not pass through Java (`piece_files`): optimized code and a concurrent
-    collector would cost more CPU than they save. Java does not start with two collectors: that of the
-    environment stays."""
+    """Of a query whose reports do not pass through Java (`piece_files`): optimized code and a parallel or
+    concurrent collector would cost more CPU and memory than they save, and a heap that has grown while Spark
+    started shrinks again. Java does not start with two collectors: that of the environment stays."""
     if not is_local(master):
         return {}
     given = " ".join(os.environ.get(name, "") for name in JAVA_OPTIONS)
-    collector = "" if _COLLECTOR.search(given) else " -XX:+UseParallelGC"
-    return {"spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1{collector}"}
+    collector = "" if _COLLECTOR.search(given) else " -XX:+UseSerialGC"
+    return {"spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1{collector} {_SMALL_HEAP}"}
 
 
 def _local_settings(work_dir: Path) -> dict[str, str]:
@@ -296,6 +298,22 @@ def probe(session: SparkSession) -> None:
     jvm = session.sparkContext._jvm
     assert jvm is not None
     jvm.java.lang.System.nanoTime()
+
+
+def end_planners(session: SparkSession) -> None:
+    """End the Python processes with which Spark planned a query: it keeps them, some 40 MB each, and starts
+    them again when it needs them. Only those whose workers Spark has ended, a minute after their last use:
+    a worker that is gone would be an error of the next query. Only on Linux."""
+    process = getattr(session.sparkContext._gateway, "proc", None)
+    if process is None:
+        return
+    for thread in Path(f"/proc/{process.pid}/task").glob("*"):
+        with contextlib.suppress(OSError):
+            for pid in (thread / "children").read_text().split():
+                known = Path(f"/proc/{pid}")
+                is_idle = not (known / "task" / pid / "children").read_text()
+                if is_idle and _PLANNER in (known / "cmdline").read_bytes():
+                    os.kill(int(pid), signal.SIGTERM)
 
 
 def kill(session: SparkSession) -> None:

@@ -51,6 +51,10 @@ class Continuation:
         self._begin_term()
         return is_renewed
 
+    def begin_again(self) -> None:
+        """Begin another term: the number of shards can change."""
+        self._begin_term()
+
     def _begin_term(self) -> None:
         epoch, run = self._claim_epoch(), self.label.run
         last = driver_terms.read_last(self._checkpoint, run)

@@ -45,7 +45,14 @@ def tracked() -> list[Path]:
 
 
 FILES = tracked()
-BINARY = (".png", ".gz", ".msgpack", ".arrow")  # pictures, and the stored formats in tests/fixtures
+BINARY = (
+    ".png",
+    ".webp",
+    ".gif",
+    ".gz",
+    ".msgpack",
+    ".arrow",
+)  # pictures, and the stored formats in tests/fixtures
 TEXTS = {path: path.read_text() for path in FILES if path.suffix not in BINARY}
 
 

@@ -26,6 +26,7 @@ import pytest
 from muster.app import domain, home, identities, service_manager
 from muster.app import settings as app_settings
 from muster.app.components import component, factories, management
+from muster.app.machines import follower, growth
 from muster.app.supervisor import component_config, component_process, endpoints, worker
 from muster.bus import api, leases
 from muster.bus.client import credential_source
@@ -91,7 +92,7 @@ UNSUPERVISED = {
     "bus/streams/publisher.py: StreamPublisher.store_soon": "returned to the caller",
     "cli/monitoring/simulate.py: _play": "awaited in place",
     "client/front.py: AsyncMuster._spawn": "a failure ends run() and is raised there",
-    "client/front.py: AsyncMuster._start": "awaited by run()",
+    "client/front.py: AsyncMuster._decorator": "awaited by run()",
     "client/messages.py: AsyncSubscription.__init__": "an error is raised to the reader",
     "demo/outbreak.py: Outbreak._qualify": "a failure ends the scenario and is raised there",
     "demo/frozen_broker.py: _Subscriber.start": "its end is awaited, and its error raised, when it is closed",
@@ -278,7 +279,9 @@ async def test_a_failure_of_each_loop_of_a_domain_is_counted_shown_and_followed_
         bus = await stack.enter_async_context(await running.connect("ann", roles.Role.USER))
         jms = await stack.enter_async_context(client_api.Connection(bus))
         await jms.session().consumer(destinations.queue("orders"))
-        await stack.enter_async_context(udp.UdpReceiver(jms, destinations.topic("prices")))
+        datagrams = await stack.enter_async_context(udp.UdpSession(jms))
+        await datagrams.publisher(destinations.topic("prices"))
+        await datagrams.subscriber(destinations.topic("prices"))
         stack.push_async_callback(await _start_further_dispatcher(running, made))
         await stack.enter_async_context(_reacting(running))
         await fail_each(started)
@@ -662,6 +665,27 @@ async def _lifeline(monkeypatch) -> AsyncIterator[None]:
             domain_end.close()
             await stop.wait()
     assert configuration == b"{}\n"
+
+
+async def test_a_failure_of_each_loop_of_machines_is_counted_shown_and_followed_by_a_restart(
+    monkeypatch, started
+):
+    """With loops that wait: `tests/app/test_machine_list.py` and hosts have the real ones."""
+
+    async def wait(_: object) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(growth.StorageGrowth, "_grow", wait)
+    monkeypatch.setattr(follower.MachineFollower, "_follow", wait)
+    supervisor = tasks.TaskSupervisor("machines")
+    context = mock.Mock(tasks=supervisor)
+    try:
+        await growth.StorageGrowth(*[mock.Mock()] * 3).start(context)
+        await follower.MachineFollower(*[mock.Mock()] * 3).start(context)
+        await fail_each(started)
+    finally:
+        await supervisor.close()
+    covered.update(started)
 
 
 covered: set[str] = set()

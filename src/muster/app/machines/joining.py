@@ -113,7 +113,7 @@ def _keys(draft: pathlib.Path, names: list[str]) -> dict[str, nkeys.KeyPair]:
     path = draft / "keys.json"
     try:
         seeds = msgspec.json.decode(path.read_bytes(), type=_Draft).seeds
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         seeds = {}
     if set(seeds) != set(names):
         seeds = {name: nkeys.KeyPair.create(nkeys.KeyKind.USER).seed for name in names}

@@ -133,7 +133,7 @@ def remove(invocation: command.Invocation, name: str, to: connection.ConnectionO
     help="Name or address under which the other machines reach this one (default: that on the way to them).",
 )
 @click.option("--listen", metavar="HOST", help="Address on which its broker listens (default: as --address).")
-@click.option("--zone", metavar="ZONE", help="Machines that fail together have one zone (default: its name).")
+@click.option("--zone", metavar="NAME", help="Machines that fail together have one zone (default: its name).")
 @click.option(
     "--port", type=command.CountParam(1, 65535), default=4222, show_default=True, help="Port for clients."
 )

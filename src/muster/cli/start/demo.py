@@ -57,6 +57,7 @@ data_dir = "."
 )
 @click.option(
     "--attacks",
+    metavar="N",
     type=click.FloatRange(0.01, 10.0),
     default=0.15,
     show_default=True,

@@ -51,7 +51,7 @@ def marked_times(folder: pathlib.Path) -> dict[bytes, float]:
     """By mark: the time without contact after which its processes are killed."""
     times = {}
     for path in folder.glob("*.json"):
-        with contextlib.suppress(OSError, ValueError, TypeError):
+        with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
             record = json.loads(path.read_bytes())
             after_s, mark = record.get("stop_after_s"), record.get("mark")
             if after_s and mark:

@@ -47,11 +47,9 @@ NO_ACTS = {
     *("agent", "agent waiting", "alert list", "alert silences", "alert watch", "activity", "authority list"),
     *(
         "broker list",
-        "broker run",
         "join",  # the machine that admits it records it
         "machine list",
         "machine token",  # recorded by the domain
-        "broker trust",
         "capacity",
         "chaos list",
         "completion",

@@ -1,6 +1,6 @@
 """Domains of real processes, and clients of them.
 
-`LocalDomain` is one machine with three brokers of its own.  `ThreeMachines` is the guide
+`LocalDomain` is one machine with three brokers of its own.  `Machines` is the guide
 docs/guides/three-machines.md: each machine has a network namespace.
 """
 
@@ -146,34 +146,37 @@ class LocalDomain(Deployment):
         return Path(self.settings().domain.folder) / "brokers" / name
 
 
-class ThreeMachines(Deployment):
+class Machines(Deployment):
     """The commands of docs/guides/three-machines.md, but each machine is run by a unit."""
 
     kind = "machines"
     home_name = "a"
     machines = 3
-    targets = ("broker", "domain", "machine")
-    names: tuple[str, ...] = ("a", "b", "c")
+    targets = ("broker", "domain", "machine", "host-a", "host-b", "host-c", "host-d")
+    names = ("a", "b", "c")
+    behind_nat = "d"  # it has an agent and an information node, and no broker
 
     async def start(self) -> None:
         network.add_hub()
         for number, name in enumerate(self.names, 1):
             network.add_host(name, number)
+        network.add_host_behind_nat(self.behind_nat, len(self.names) + 1)
         own = network.address(1)
         await self.command("init", "--name", "fleet", "--host", own, "--set", "inform.replicas=2")
         await asyncio.to_thread(self._issue)
         await self._start_domain("a")
         for name in self.names[1:]:
             await self.join(name)
+        await self.join(self.behind_nat, "--roles", "agent,information-node")
         self.servers = [f"tls://{network.address(number)}:{PORT}" for number in range(1, len(self.names) + 1)]
         bundle = self.home / "fleet" / "certs" / "bundle.pem"
         self.tls = await asyncio.to_thread(connection.trusting, str(bundle))
         await self._connect_operator()
         await eventually(self.is_replicated, timeout_s=60)
 
-    async def join(self, name: str) -> None:
+    async def join(self, name: str, *options: str) -> None:
         token = self.folder / f"{name}.token"
-        token.write_text((await self.command("machine", "token")).out)
+        token.write_text((await self.command("machine", "token", *options)).out)
         words = driver.command_line("--home", self.folder / name, "join", token, "--name", name, "--no-start")
         joined = await asyncio.create_subprocess_exec(
             *network.inside(name), *words, env=driver.environment(self.folder / name)
@@ -193,15 +196,18 @@ class ThreeMachines(Deployment):
         ]
         await self._domain_unit(f"domain-{name}", self.folder / name, network.inside(name), overrides).start()
 
-    def _machine_of(self, broker: str) -> str:
+    def machine_of(self, broker: str) -> str:
         listed = membership.load(self.home / "fleet")
         assert listed is not None
         machine = next(known.name for known in listed.brokers if known.broker == broker)
         return "a" if machine == "local" else machine
 
     async def victim(self, target: str) -> Victim:
+        if target.startswith("host-"):
+            name = target.removeprefix("host-")
+            return Victim(name, tuple(self.units[f"domain-{name}"].pids()))
         broker = await self.stream_leader("messages")
-        name = self._machine_of(broker)
+        name = self.machine_of(broker)
         unit = self.units[f"domain-{name}"]
         if target == "broker":
             file = self.folder / name / "fleet" / "brokers" / broker / "process.json"
@@ -234,7 +240,7 @@ def _free_ports(count: int) -> int:
     raise RuntimeError("no free ports")
 
 
-KINDS: dict[str, type[Deployment]] = {"local": LocalDomain, "machines": ThreeMachines}
+KINDS: dict[str, type[Deployment]] = {"local": LocalDomain, "machines": Machines}
 
 
 def report(text: str) -> None:

@@ -103,8 +103,11 @@ class LocalMassRestart(MassRestart):
 
 
 class NetworkFault(Fault):
+    host = ""  # empty: the one whose broker leads the stream of messages
+
     async def begin(self) -> str:
-        self.name = await self.deployment.stream_leader("messages")
+        leader = await self.deployment.stream_leader("messages")
+        self.name = self.host or self.deployment.machine_of(leader)
         if self.lasting:
             self.agent = self.deployment.agent(self.name)
         self.apply()
@@ -123,6 +126,16 @@ class Partition(NetworkFault):
 
     def apply(self) -> None:
         network.drop(self.name, "in", "out")
+
+
+def _cuts() -> dict[str, type[Fault]]:
+    hosts = [target for target in deployment_.Machines.targets if target.startswith("host-")]
+    return {
+        f"cut-{target}": type(
+            "Cut_", (Partition,), {"host": target.removeprefix("host-"), "words": target.replace("-", " ")}
+        )
+        for target in hosts
+    }
 
 
 class Mute(NetworkFault):
@@ -293,8 +306,8 @@ def _process_faults() -> dict[str, type[Fault]]:
                 frozen = number is signal.SIGSTOP
                 names = {
                     "least_s": units.WATCHDOG_S + 2.0 if frozen else 0.0,  # until it is noticed
-                    "words": f"one {target}",
-                    "lasting": frozen and target == "machine",
+                    "words": target.replace("-", " ") if "-" in target else f"one {target}",
+                    "lasting": frozen and (target == "machine" or target.startswith("host-")),
                     "kind": kind.kind,
                     "target": target,
                     "number": number,
@@ -315,6 +328,7 @@ FAULTS: dict[str, type[Fault]] = {
     "bit-flips": BitFlips,
     "truncation": Truncation,
     "partition": Partition,
+    **_cuts(),
     "mute": Mute,
     "deaf": Deaf,
     "packet-loss": PacketLoss,

@@ -74,6 +74,24 @@ def add_host(name: str, number: int) -> None:
     run("ip", "-n", name, "link", "set", "lo", "up")
 
 
+def add_host_behind_nat(name: str, number: int) -> None:
+    """A host that reaches the others through a router with their kind of address; they cannot reach it."""
+    router = f"{name}-nat"
+    add_host(router, number)
+    run("ip", "netns", "add", name)
+    run("ip", "-n", router, "link", "add", "eth1", "type", "veth", "peer", "name", "eth0", "netns", name)
+    run("ip", "-n", router, "address", "add", "192.168.77.1/24", "dev", "eth1")
+    run("ip", "-n", router, "link", "set", "eth1", "up")
+    run("ip", "-n", name, "address", "add", "192.168.77.2/24", "dev", "eth0")
+    run("ip", "-n", name, "link", "set", "eth0", "up")
+    run("ip", "-n", name, "link", "set", "lo", "up")
+    run("ip", "-n", name, "route", "add", "default", "via", "192.168.77.1")
+    run(*inside(router), "sysctl", "-qw", "net.ipv4.ip_forward=1")
+    chain = 'type nat hook postrouting priority 100; oifname "eth0" masquerade'
+    rules = f"table ip nat {{\n chain out {{ {chain}; }}\n}}\n"
+    run(*inside(router), "nft", "-f", "-", text=rules)
+
+
 def inside(name: str) -> list[str]:
     """The words before a command that runs on a host."""
     return ["ip", "netns", "exec", name]

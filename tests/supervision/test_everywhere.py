@@ -623,7 +623,6 @@ async def _revocation(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     try:
         await part._enrol(types.SimpleNamespace(identity="enrol-1"), "key")  # type: ignore[arg-type]
         part._watch_forgotten()
-        part._publish_externally(["nats://127.0.0.1:9"])
         yield
         published.set()
         await eventually(lambda: not supervisor.loops, what="the revocation is published")

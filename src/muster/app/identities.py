@@ -53,6 +53,8 @@ def open_or_create(settings: settings_domain.BaseSettings) -> keyring.Keyring:
         trust = keyring.Keyring.create(settings.keys_folder, settings.domain.name)
     if trust.signs:
         trust.key_of_secrets()  # made now, if these keys are of 0.1.0
+    if trust.of_machine:  # it has what its roles need
+        return trust
     for identity, role in OWN.items():  # including those that an interrupted `muster init` left out
         credentials_file(trust, identity, role)
     return trust
@@ -154,5 +156,5 @@ async def publish_accounts(
         reasons = "; ".join(f"{url}: {error.message}" for url, error in failures.items())
         raise (errors.Unavailable if lost else errors.Refused)(
             f"{len(failures)} of {len(urls)} brokers did not confirm the new account: {reasons}",
-            hint="a broker with a configuration of its own needs that of `muster broker trust`",
+            hint="a broker that was down receives it from the others after its start",
         )

@@ -164,11 +164,6 @@ class CertificateStore:
             private_files.replace_file(path, _Signed(key, leaf, authority.chain).pem())
             return True
 
-    @property
-    def is_authority(self) -> bool:
-        """Whether the authority's key is here: not on a machine that joined."""
-        return (self._folder / f"{_CA}.pem").exists()
-
     def sign(
         self, name: str, hosts: Sequence[str], public_key: str, *, lifetime_s: float = 90 * DAY_S
     ) -> str:
@@ -184,9 +179,13 @@ class CertificateStore:
             leaf = _leaf(authority, name, _names(hosts), public, self._clock(), lifetime_s)
         return _pem(leaf, *authority.chain).decode()
 
-    def adopt(self, name: str, key: CertificateKey, chain: str, bundle: str) -> None:
+    def adopt_bundle(self, text: str) -> None:
+        """Of the authority on another machine."""
+        if not self.bundle.exists() or self.bundle.read_text() != text:
+            private_files.replace_file(self.bundle, text.encode(), mode=private_files.PUBLIC)
+
+    def adopt(self, name: str, key: CertificateKey, chain: str) -> None:
         """Store a certificate that the authority on another machine has signed for this key."""
-        private_files.replace_file(self.bundle, bundle.encode(), mode=private_files.PUBLIC)
         certificate, *others = x509.load_pem_x509_certificates(chain.encode())
         signed = _Signed(key.private, certificate, tuple(others))
         private_files.replace_file(self.pair(name).path, signed.pem())

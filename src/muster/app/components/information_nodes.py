@@ -126,7 +126,6 @@ def _config(
 ) -> worker.WorkerConfig:
     """Blocks."""
     base = context.settings
-    uses_tls = not base.bus.servers and base.bus.uses_tls
     return worker.WorkerConfig(
         kind="information-node",
         name=identity,
@@ -135,7 +134,7 @@ def _config(
         contexts_bytes=base.retention.contexts.max_bytes,
         servers=tuple(context.template().servers),
         creds=str(identities.credentials_file(context.trust, identity, roles.Role.INFORMATION_NODE)),
-        ca=str(certificates.bundle(base)) if uses_tls else None,
+        ca=certificates.ca_file(base) or None,
         keys=str(base.keys_folder),
         view=str(view_file(context.folder, identity)),
         zone=base.domain.zone,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
 import pathlib
 import signal
@@ -84,8 +83,6 @@ class ManagementComponent:
                 "old tokens",
                 asyncio.to_thread(context.trust.discard_expired, enrolment.PREFIX, roles.Role.JOINING),
             )
-        if signs and (servers := context.settings.bus.servers):
-            self._publish_externally(servers)
         self._server = server.RpcServer(
             context.bus,
             protocol.PART,
@@ -98,12 +95,6 @@ class ManagementComponent:
         await self._server.start()
         if signs:
             self._watch_forgotten()
-
-    def _publish_externally(self, servers: Sequence[str]) -> None:
-        """To brokers that may not have run when something was revoked, or have an account of an older
-        version."""
-        publish = functools.partial(identities.publish_accounts, self._context.trust, servers)
-        self._context.tasks.loop("accounts", publish)
 
     async def stop(self) -> None:
         await self._tasks.close()
@@ -329,19 +320,15 @@ def _worker_config(
     base_settings: domain.BaseSettings = context.settings
     identity = rest if kind == "agent" else name
     creds = identities.credentials_file(context.trust, identity, _ROLES[kind])
-    running_servers, uses_tls = (
-        context.template().servers,
-        not base_settings.bus.servers and base_settings.bus.uses_tls,
-    )
     direct = worker.DirectPort()
     if kind == "manager":
         direct = worker.direct_port(context, manage_settings.direct_ports, int(rest.rpartition("-")[2]))
     return worker.WorkerConfig(
         kind=kind,
         name=identity,
-        servers=tuple(running_servers),
+        servers=tuple(context.template().servers),
         creds=str(creds),
-        ca=str(certificates.bundle(base_settings)) if uses_tls else None,
+        ca=certificates.ca_file(base_settings) or None,
         keys=str(base_settings.keys_folder),
         folder=str(context.folder.agent),
         zone=base_settings.domain.zone,

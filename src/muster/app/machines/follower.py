@@ -80,9 +80,10 @@ class MachineFollower:
         await asyncio.to_thread(
             keyring.Keyring.adopt, settings.keys_folder, settings.domain.name, page.documents
         )
+        store = certificates.open_store(settings)
+        await asyncio.to_thread(store.adopt_bundle, page.bundle)
         if key is not None and page.certificate:
-            store = certificates.open_store(settings)
-            await asyncio.to_thread(store.adopt, certificates.NAME, key, page.certificate, page.bundle)
+            await asyncio.to_thread(store.adopt, certificates.NAME, key, page.certificate)
             await self._reload()
             self._context.log.info("certificate-renewed")
         if page.machines != self._machines:

@@ -94,10 +94,9 @@ async def join(
         if joined.secrets:
             trust.open_secrets(joined.secrets, box, choices.name)
         held = certificates_.CertificateStore(settings.folder / "certs", joined.domain)
+        held.adopt_bundle(joined.bundle)
         if joined.certificate:
-            held.adopt(certificates.NAME, certificate_key, joined.certificate, joined.bundle)
-        else:
-            files.write(held.bundle, joined.bundle.encode(), mode=files.PUBLIC)
+            held.adopt(certificates.NAME, certificate_key, joined.certificate)
         membership.store(settings.folder, joined.machines)
         place.stamp()
         # Last: this file makes the folder a home, so an interrupted command can be repeated.

@@ -81,9 +81,9 @@ class MachineList(msgspec.Struct, frozen=True, kw_only=True):
         if self.replicas > 1:
             return ""
         return (
-            f"streams are not replicated: {len(self.storing)} of {len(self.brokers)} brokers store them, and "
-            f"the loss of {', '.join(machine.name for machine in self.storing)} loses them; with "
-            f"{REPLICAS} brokers there are {REPLICAS} replicas"
+            "streams are not replicated: only the broker of "
+            f"{', '.join(machine.name for machine in self.storing)} stores them; there are {REPLICAS} "
+            f"replicas with {REPLICAS} brokers, and this domain has {len(self.brokers)}"
         )
 
     @property

@@ -356,7 +356,7 @@ async def test_a_manager_is_killed_while_the_page_is_open(furnished, visit):
     await here.page.wait_for_selector(
         f"#moved tbody tr:has-text('{owner}'):has-text('reassign')", timeout=60_000
     )
-    await here.page.wait_for_selector("#moved svg circle.bad", state="attached")
+    await here.page.wait_for_selector("#moved svg rect.bad", state="attached")
     await here.keep("failover")
     with Api(furnished, "admin") as admin:
         wait_until(lambda: admin.get("/resources/kept").json()["state"] == "up")

@@ -13,11 +13,14 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from muster.bus.brokers import control
 from muster.core import errors, messages
 from muster.core.reports import columns
 from muster.inform import protocol as inform_protocol
 from muster.manage import client as manage_client
+from muster.manage import rows as manage_rows
 from muster.monitor import client as monitor_client
+from muster.monitor import protocol as monitor_protocol
 from muster.notify import rows as notify_rows
 from muster.pipeline.fleet import rollups
 from muster.pipeline.history import search
@@ -30,15 +33,19 @@ from muster.web.data import (
     alert_spans,
     bus_feed,
     cache,
+    find,
     fleet_map,
     history_reader,
     latest_reports,
     read_model,
     recent,
     recent_reports,
+    topology,
 )
 from muster.web.data import charts as charts_data
+from muster.web.pages import alerts as alerts_page
 from muster.web.pages import contexts, forms, overview, pipeline, routes
+from muster.web.pages import topology as topology_page
 from muster.web.rest import base, notifications
 from tests.pipeline import test_history, traffic
 
@@ -440,9 +447,7 @@ def test_text_is_escaped_everywhere():
             title=NASTY,
             none=NASTY,
         ),
-        charts.timeline(
-            [NASTY], [charts.TimelineMark(NASTY, 1.0, NASTY, "bad")], from_s=0, to_s=2, label=NASTY
-        ),
+        charts.timeline({NASTY: [(1.0, 1.5, "bad", NASTY)]}, from_s=0, to_s=2, label=NASTY),
     ]
     for markup in made:
         assert "<script" not in markup
@@ -582,6 +587,64 @@ def test_the_changes_of_alerts_say_when_they_fired():
         ("group:h", 4, None, [(4, "firing")]),
         ("group:g", 2, 5, [(2, "firing"), (3, "acknowledged")]),
     ]
+
+
+def test_alerts_are_listed_by_rule_in_the_order_of_their_first():
+    listed = [alert_change(1, "firing"), alert_change(2, "pending", "group:x")]
+    (rule,) = alerts_page.by_rule(listed)
+    assert (rule.rule, rule.severity, rule.open, rule.words) == ("hot", "critical", 1, "2 alerts")
+    quoted = msgspec.structs.replace(listed[0], rule="it's")
+    assert alerts_page.by_rule([quoted])[0].covers == "rule = 'it''s'"
+
+
+def test_the_timeline_shows_silenced_and_acknowledged_times_in_their_colours():
+    begin_ms = 1_000_000_000
+    span = alert_spans.spans(
+        [alert_change(begin_ms, "firing"), alert_change(begin_ms + 60_000, "acknowledged")]
+    )
+    drawn = alerts_page.timeline(span, begin_ms / 1000 + 120)
+    assert drawn.count('class="fill bad"') == drawn.count('class="fill busy"') == 1
+    assert "hot of group:g: firing for 60 s" in drawn
+    assert "No alert fired" in alerts_page.timeline(span[:0], 1.0)
+    ended = [msgspec.structs.replace(span[0], to_ms=begin_ms + 70_000)]
+    assert "No alert fired" in alerts_page.timeline(ended, begin_ms / 1000 + 4000)
+
+
+def test_a_search_takes_the_text_as_it_is():
+    assert find._pattern("50%_o'clock\\") == "'%50\\%\\_o''clock\\\\%' ESCAPE '\\'"
+
+
+def test_the_topology_connects_channels_to_their_parents_and_the_rest_to_the_bus():
+    producer = monitor_protocol.ReportProducer(
+        name="c1", produces="node-reports/1", subject="s", parents=("c2",)
+    )
+    above = msgspec.structs.replace(producer, name="c2", level=2, parents=())
+    link = control.LinkRow(id="1", kind="leaf", near="b1", far="elsewhere", up=False)
+    made = topology.topology(
+        brokers=[control.BrokerRow(name="b1", state="up", connections=3)],
+        links=[link],
+        producers=[producer, above],
+        managers=[manage_rows.ManagerRow(name="m", expires_in_s=-1.0)],
+        machines=7,
+    )
+    assert [(part.id, part.state) for part in made.parts] == [
+        ("broker b1", "up"),
+        ("domain elsewhere", "up"),
+        ("channel c1", "up"),
+        ("channel c2", "up"),
+        ("machines", "up"),
+        ("manager m", "late"),
+    ]
+    assert [(line.near, line.far, line.up) for line in made.links] == [
+        ("broker b1", "domain elsewhere", False),
+        ("channel c1", "channel c2", True),
+        ("channel c2", "bus", True),
+        ("machines", "channel c1", True),
+        ("manager m", "bus", True),
+    ]
+    drawn = topology_page.drawn(made)
+    assert drawn.count("<path") == 5
+    assert "6 parts of the domain, 5 up" in drawn
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,17 @@
-"""Shares, graphs and timelines as SVG, without scripts. Pure.
-
-Each chart has an accessible name and repeats its figures as text.
-"""
+"""Shares of states, bars in tables, and timelines: SVG that needs no script. Pure."""
 
 from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-from muster.web.components import widgets
-from muster.web.components.html import Markup, tag
+from muster.web.components import templates, widgets
+from muster.web.components.html import Markup
 
-WIDTH, HEIGHT = 640, 160
-LEFT, RIGHT, TOP, BOTTOM = 72, 8, 12, 28
+WIDTH, LEFT, RIGHT = 1280, 220, 1268
+TICKS = ((0.0, "start"), (0.25, "middle"), (0.5, "middle"), (0.75, "middle"), (1.0, "end"))
+
+Span = tuple[float, float, str, str]  # begin and end in s, a style, and words
 
 
 def shares(counts: Mapping[str, int], *, label: str) -> Markup:
@@ -21,90 +19,40 @@ def shares(counts: Mapping[str, int], *, label: str) -> Markup:
     total = sum(counts.values())
     if not total:
         return widgets.empty("No data yet.")
-    ordered = sorted(counts.items(), key=lambda item: -item[1])
-    x, drawn = 0.0, []
-    for name, count in ordered:
+    x, parts = 0.0, []
+    for name, count in sorted(counts.items(), key=lambda item: -item[1]):
         width = count / total * WIDTH
-        drawn.append(
-            tag(
-                "rect",
-                tag("title", f"{name}: {count:,}"),
-                x=f"{x:.2f}",
-                y=0,
-                width=f"{max(width - 1.5, 0.8):.2f}",
-                height=14,
-                cls=f"fill {widgets.severity_class(name)}",
-            )
-        )
+        parts.append((name, f"{count:,}", round(x, 2), round(max(width - 1.5, 0.8), 2)))
         x += width
-    words = ", ".join(f"{name} {count:,}" for name, count in ordered)
-    picture = tag(
-        "svg",
-        *drawn,
-        viewBox=f"0 0 {WIDTH} 14",
-        preserveAspectRatio="none",
-        role="img",
-        aria_label=f"{label}: {words}",
-        cls="shares",
-    )
-    keys = [
-        tag("span", tag("b", f"{count:,}"), f" {name}", cls=f"key {widgets.severity_class(name)}")
-        for name, count in ordered
-    ]
-    return tag("figure", picture, tag("div", *keys, cls="legend"))
+    return templates.render("shares.html", parts=parts, width=WIDTH, label=label)
 
 
-def bar(share: float, *, look: str = "calm", label: str = "") -> Markup:
+def bar(share: float, *, look: str = "calm") -> Markup:
     """A small bar in a table cell, beside its value."""
-    width = max(0.0, min(1.0, share)) * 100
-    return tag(
-        "svg",
-        tag("rect", x=0, y=0, width=100, height=8, cls="track"),
-        tag("rect", x=0, y=0, width=f"{width:.1f}", height=8, cls=f"fill {look}"),
-        viewBox="0 0 100 8",
-        preserveAspectRatio="none",
-        cls="bar-in-row",
-        aria_hidden="true" if not label else None,
-        role="img" if label else None,
-        aria_label=label or None,
-    )
+    return templates.render("bar.html", width=round(max(0.0, min(1.0, share)) * 100, 1), look=look)
 
 
-@dataclass(frozen=True, slots=True)
-class TimelineMark:
-    lane: str
-    at_s: float
-    words: str
-    look: str
+def timeline(lanes: Mapping[str, Sequence[Span]], *, from_s: float, to_s: float, label: str) -> Markup:
+    """What happened in each lane: a time, or a moment of no length."""
 
+    def place(at_s: float) -> float:
+        return round(LEFT + min(1.0, max(0.0, (at_s - from_s) / (to_s - from_s))) * (RIGHT - LEFT), 1)
 
-def timeline(
-    lanes: Sequence[str], marks: Sequence[TimelineMark], *, from_s: float, to_s: float, label: str
-) -> Markup:
-    """Events over time, each in its lane."""
-    step = 26
-    height = step * len(lanes) + 24
-    left = 120
-    drawn: list[Markup] = []
-    for index, lane in enumerate(lanes):
-        y = step * index + step / 2
-        drawn.append(tag("line", x1=left, x2=WIDTH - RIGHT, y1=y, y2=y, cls="grid"))
-        drawn.append(tag("text", lane[:18], x=left - 10, y=y + 4, cls="axis end"))
-    for mark in marks:
-        if mark.lane not in lanes or not from_s <= mark.at_s <= to_s:
-            continue
-        x = left + (mark.at_s - from_s) / (to_s - from_s) * (WIDTH - RIGHT - left)
-        y = step * lanes.index(mark.lane) + step / 2
-        drawn.append(
-            tag("circle", tag("title", mark.words), cx=f"{x:.1f}", cy=y, r=6, cls=f"fill {mark.look}")
+    drawn = [
+        (
+            name,
+            [
+                (min(place(begin_s), RIGHT - 6), max(6.0, place(end_s) - place(begin_s)), look, words)
+                for begin_s, end_s, look, words in spans
+                if end_s >= from_s
+            ],
         )
-    for share, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
-        x = left + share * (WIDTH - RIGHT - left)
-        at = from_s + share * (to_s - from_s)
-        drawn.append(tag("text", clock(at, to_s - from_s), x=f"{x:.1f}", y=height - 4, cls=f"axis {anchor}"))
-    return tag("svg", *drawn, viewBox=f"0 0 {WIDTH} {height}", role="img", aria_label=label, cls="chart")
+        for name, spans in lanes.items()
+    ]
+    times = [(from_s + share * (to_s - from_s), anchor) for share, anchor in TICKS]
+    ticks = [(place(at_s), _clock(at_s), anchor) for at_s, anchor in times]
+    return templates.render("timeline.html", width=WIDTH, left=LEFT, lanes=drawn, ticks=ticks, label=label)
 
 
-def clock(at_s: float, span_s: float) -> str:
-    at = datetime.datetime.fromtimestamp(at_s, datetime.UTC)
-    return at.strftime("%H:%M:%S" if span_s < 3600 else "%H:%M" if span_s < 86400 else "%m-%d %H:%M")
+def _clock(at_s: float) -> str:
+    return datetime.datetime.fromtimestamp(at_s, datetime.UTC).strftime("%H:%M")

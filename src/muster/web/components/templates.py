@@ -41,3 +41,7 @@ def _environment() -> jinja2.Environment:
 
 def render(name: str, /, **values: Any) -> html.Markup:
     return html.Markup(_environment().get_template(name).render(**values))
+
+
+def tiles(*made: widgets.Tile) -> html.Markup:
+    return render("tiles.html", tiles=made)

@@ -6,6 +6,7 @@ import datetime
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from muster.core import units
@@ -107,17 +108,15 @@ def facts(pairs: Mapping[str, Child]) -> Markup:
     return tag("dl", *(join(tag("dt", name), tag("dd", value)) for name, value in pairs.items()), cls="facts")
 
 
-def tile(label: str, value: Child, note: Child = "", *, look: str = "", href: str = "") -> Markup:
-    inside = join(
-        tag("span", label, cls="label"), tag("span", value, cls="value"), tag("span", note, cls="note")
-    )
-    if href:
-        return tag("a", inside, cls=f"tile {look}", href=href)
-    return tag("div", inside, cls=f"tile {look}")
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A figure with its meaning; ``look``: a style, as of a state."""
 
-
-def tiles(*made: Markup) -> Markup:
-    return tag("div", *made, cls="tiles")
+    label: str
+    value: str
+    note: str = ""
+    look: str = ""
+    href: str = ""
 
 
 def link(label: str, path: str, **query: str | int | None) -> Markup:

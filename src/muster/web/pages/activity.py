@@ -19,17 +19,23 @@ def _actor(record: messages.Decision) -> str:
     return f"{record.on_behalf_of or record.who}{f' ({through})' if through else ''}"
 
 
+def _follow(record: messages.Decision) -> Markup | None:
+    """A link to everything that belongs to the same request or event."""
+    about = record.trace_id or record.id.rpartition(":")[2]
+    return widgets.link("Follow", "/activity", about=about) if about else None
+
+
 def activity(request: page.PageRequest) -> page.DashboardPage:
-    who, what, target = request.parameter("who"), request.parameter("what"), request.parameter("target")
+    who, what, target, about = (request.parameter(name) for name in ("who", "what", "target", "about"))
 
     async def rows() -> Markup:
-        selected = rest.select(request.web, who=who, what=what, target=target)
+        selected = rest.select(request.web, who=who, what=what, target=target, about=about)
         listed, next_ = base.behind(selected, request.parameter("after"), PAGE_SIZE, bus_feed.decision_key)
         return join(
             records.table(
                 listed,
                 ("at_ms", "who", "what", "target", "outcome", "why"),
-                cells={"who": _actor},
+                cells={"who": _actor, "": _follow},
                 label="Activity log",
                 none="No activity matches.",
             ),

@@ -77,59 +77,23 @@ def _words(alert: messages.Alert) -> str:
     return alert_spans.in_words(alert.condition, alert.value) or widgets.measurement(alert.value)
 
 
-def timeline(spans: Sequence[alert_spans.AlertSpan], now_s: float, lasting_s: float) -> Markup:
+def timeline(spans: Sequence[alert_spans.AlertSpan], now_s: float) -> Markup:
     """A lane for each alert; silenced and acknowledged times are in the colours of these states."""
-    from_s = now_s - lasting_s
-    left, right = 220, charts.WIDTH * 2 - 12
-    lanes: dict[tuple[str, str], list[dict[str, object]]] = {}
-
-    def place(at_s: float) -> float:
-        return round(left + min(1.0, max(0.0, (at_s - from_s) / lasting_s)) * (right - left), 1)
-
+    lanes: dict[str, list[charts.Span]] = {}
     for span in spans:
         end_s = now_s if span.to_ms is None else span.to_ms / 1000
-        key = (span.rule, span.about)
-        if end_s < from_s or (key not in lanes and len(lanes) >= LANES_MAX):
+        lane = f"{span.rule} · {span.about.partition(':')[2] or span.about}"
+        if end_s < now_s - TIMELINE_S or (lane not in lanes and len(lanes) >= LANES_MAX):
             continue
         times = [*((at_ms / 1000, state) for at_ms, state in span.changes), (end_s, "")]
         for (begin_s, state), (until_s, _) in itertools.pairwise(times):
-            look = span.severity if state == "firing" else state
+            look = widgets.severity_class(span.severity if state == "firing" else state)
             words = f"{span.rule} of {span.about}: {state} for {widgets.seconds(until_s - begin_s)}"
-            x = place(begin_s)
-            lanes.setdefault(key, []).append(
-                {
-                    "x": x,
-                    "width": max(3.0, round(place(until_s) - x, 1)),
-                    "look": widgets.severity_class(look),
-                    "words": words,
-                }
-            )
+            lanes.setdefault(lane, []).append((begin_s, until_s, look, words))
     if not lanes:
-        return widgets.empty(f"No alert fired in the last {widgets.seconds(lasting_s)}.")
-    return templates.render(
-        "timeline.html",
-        width=charts.WIDTH * 2,
-        left=left,
-        lanes=[
-            {
-                "name": f"{rule} · {about.partition(':')[2] or about}"[:34],
-                "title": f"{rule} of {about}",
-                "bars": bars,
-            }
-            for (rule, about), bars in lanes.items()
-        ],
-        ticks=[
-            (place(from_s + share * lasting_s), charts.clock(from_s + share * lasting_s, lasting_s), anchor)
-            for share, anchor in (
-                (0.0, "start"),
-                (0.25, "middle"),
-                (0.5, "middle"),
-                (0.75, "middle"),
-                (1.0, "end"),
-            )
-        ],
-        label=f"Alerts of the last {widgets.seconds(lasting_s)}: {len(lanes)}",
-    )
+        return widgets.empty("No alert fired in the last hour.")
+    label = f"Alerts of the last hour: {len(lanes)}"
+    return charts.timeline(lanes, from_s=now_s - TIMELINE_S, to_s=now_s, label=label)
 
 
 def alerts(request: page.PageRequest) -> page.DashboardPage:
@@ -149,7 +113,7 @@ def alerts(request: page.PageRequest) -> page.DashboardPage:
         return await alert_table(request, listed[:SHOWN], max(0, len(listed) - SHOWN))
 
     async def over_time() -> Markup:
-        return timeline(await source.alert_spans(), time.time(), TIMELINE_S)
+        return timeline(await source.alert_spans(), time.time())
 
     async def silences() -> Markup:
         return records.table(

@@ -10,8 +10,8 @@ from muster.core import errors
 from muster.inform import operations, protocol
 from muster.inform import rows as rows_
 from muster.notify import documents
-from muster.web.components import charts, page, plots, records, widgets
-from muster.web.components.html import Child, Markup, join, tag
+from muster.web.components import charts, page, plots, records, templates, widgets
+from muster.web.components.html import Markup, join, tag
 
 SHOWN = 100
 PAST = 20
@@ -23,27 +23,7 @@ def contexts(request: page.PageRequest) -> page.DashboardPage:
 
     async def nodes() -> Markup:
         infos = await source.inform.information_nodes()
-        most = max((node.load.contexts + node.temporary for node in infos), default=1) or 1
-        rows: list[list[Child]] = [
-            [
-                node.node,
-                node.zone,
-                charts.bar((node.load.contexts + node.temporary) / most, look="busy"),
-                f"{node.load.contexts:,}",
-                f"{node.temporary:,}",
-                widgets.rate(node.load.messages_per_s),
-                widgets.seconds(node.proximity_ms / 1000),
-                f"{widgets.seconds(node.heard_s_ago)} ago",
-                widgets.size(node.memory_bytes),
-            ]
-            for node in infos
-        ]
-        return widgets.table(
-            ["Node", "Zone", "", "#Permanent", "#Temporary", "#Messages", "#Distance", "#Seen", "#Memory"],
-            rows,
-            label="Information nodes",
-            none="There is no information node.",
-        )
+        return templates.render("nodes.html", nodes=infos, rate=widgets.rate, size=widgets.size)
 
     async def requests() -> list[plots.Plot]:
         return [plots.Plot("node", "rates", name, name) for name in source.feed.samples.names("node")]

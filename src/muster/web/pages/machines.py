@@ -31,18 +31,7 @@ def machines(request: page.PageRequest) -> page.DashboardPage:
         report = await source.system()
         if report is None:
             return widgets.empty("There is no report yet.", NO_REPORT)
-        return join(
-            widgets.facts(
-                {
-                    "Machines": f"{report.machines:,}",
-                    "Reports": f"{report.reports:,}",
-                    "Stale": f"{report.stale:,}",
-                    "Window": join(widgets.moment(report.from_ms), " to ", widgets.moment(report.to_ms)),
-                    "Complete": "no: data is missing" if report.partial else "yes",
-                }
-            ),
-            rollups(report.metrics),
-        )
+        return _report(report)
 
     async def groups() -> Markup:
         summary = await source.machine_summary()
@@ -165,18 +154,9 @@ def zone(request: page.PageRequest) -> page.DashboardPage:
     return _members(request, "zone", name, report, _listed(request, zone=name or "\0"))
 
 
-def _report(latest: columns.GroupReport) -> Markup:
-    return join(
-        charts.shares(latest.states, label="Machines by state") if latest.states else None,
-        widgets.facts(
-            {
-                "Machines": f"{latest.machines:,}",
-                "Stale": f"{latest.stale:,}",
-                "Window": join(widgets.moment(latest.from_ms), " to ", widgets.moment(latest.to_ms)),
-            }
-        ),
-        rollups(latest.metrics),
-    )
+def _report(report: columns.GroupReport | columns.SystemReport) -> Markup:
+    states = charts.shares(report.states, label="Machines by state") if report.states else None
+    return templates.render("report.html", report=report, states=states, figure=_figure)
 
 
 def _members(
@@ -211,47 +191,10 @@ def machine(request: page.PageRequest) -> page.DashboardPage:
     source = request.web.source
 
     async def report() -> Markup:
-        latest = await source.node(name)
-        return join(
-            widgets.facts(
-                {
-                    "Group": widgets.link(latest.group, "/group", name=latest.group),
-                    "Zone": latest.zone,
-                    "Reported": join(
-                        widgets.moment(latest.at_ms), f", {widgets.relative_time(latest.at_ms)}"
-                    ),
-                    "Period": widgets.seconds(latest.period_s),
-                    "Report": f"{latest.sequence:,} since its sensor started",
-                    "Dropped": f"{latest.dropped:,} reports while disconnected",
-                }
-            ),
-            tag("h3", "Measured"),
-            widgets.table(
-                ["Metric", "#Value"],
-                [[metric, _figure(metric, value)] for metric, value in sorted(latest.metrics.items())],
-                label="Metrics",
-                none="The last report has no metrics.",
-            ),
-        )
+        return templates.render("machine.html", report=await source.node(name), figure=_figure)
 
     async def services() -> Markup:
-        latest = await source.node(name)
-        return widgets.table(
-            ["Service", "State", "Reason", "Measured"],
-            [
-                [
-                    service.name,
-                    widgets.badge(service.state.value),
-                    service.reason,
-                    ", ".join(
-                        f"{metric} {_figure(metric, value)}" for metric, value in service.metrics.items()
-                    ),
-                ]
-                for service in latest.services
-            ],
-            label="Services",
-            none="The sensor reports no services.",
-        )
+        return templates.render("services.html", report=await source.node(name), figure=_figure)
 
     async def measured() -> list[plots.Plot]:
         latest = await source.node(name)
@@ -276,24 +219,6 @@ def machine(request: page.PageRequest) -> page.DashboardPage:
         foot=widgets.more_link(
             "History", page.link_to("/history", where=f"machine = '{name.replace(_QUOTE, 2 * _QUOTE)}'")
         ),
-    )
-
-
-def rollups(metrics: Mapping[str, columns.MetricRollup]) -> Markup:
-    rows: list[list[Child]] = [
-        [
-            name,
-            _figure(name, rollup.sum / rollup.count if rollup.count else None),
-            *(_figure(name, value) for value in (rollup.min, rollup.p50, rollup.p95, rollup.p99, rollup.max)),
-            f"{rollup.count:,}",
-        ]
-        for name, rollup in sorted(metrics.items())
-    ]
-    return widgets.table(
-        ["Metric", "#Mean", "#Least", "#Median", "#95 %", "#99 %", "#Greatest", "#Reports"],
-        rows,
-        label="Metrics",
-        none="There are no metrics.",
     )
 
 

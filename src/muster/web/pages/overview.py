@@ -8,7 +8,7 @@ from typing import Any
 from muster.core import errors, messages
 from muster.core.reports import columns
 from muster.manage import operations as manage_operations
-from muster.web.components import charts, page, plots, widgets
+from muster.web.components import charts, page, plots, templates, widgets
 from muster.web.components.html import Markup, join, tag
 from muster.web.data import rows
 from muster.web.pages import alerts as alerts_
@@ -30,30 +30,18 @@ def overview(request: page.PageRequest) -> page.DashboardPage:
         summary = await source.machine_summary()
         rates = source.feed.load[-1][1] if source.feed.load else {}
         through = sum(rate for name, rate in rates.items() if name.endswith(" in"))
-        stale = summary.stale
-        return widgets.tiles(
-            widgets.tile(
-                "Machines", f"{summary.machines:,}", _groups(summary), look="busy", href="/machines"
-            ),
-            widgets.tile(
-                "Stale",
-                f"{stale:,}",
-                "no report for 2.5 periods",
-                look="warn" if stale else "good" if summary.machines else "",
-                href=page.link_to("/machines", state="stale"),
-            ),
-            widgets.tile(
-                "Age of a report",
-                widgets.seconds(summary.median_s),
-                f"oldest {widgets.seconds(summary.oldest_s)}",
-                href="/report-delay",
-            ),
+        stale, oldest = summary.stale, f"oldest {widgets.seconds(summary.oldest_s)}"
+        look = "warn" if stale else "good" if summary.machines else ""
+        stale_href = page.link_to("/machines", state="stale")
+        reports_s = widgets.rate(source.feed.machines.rows_per_s())
+        return templates.tiles(
+            widgets.Tile("Machines", f"{summary.machines:,}", _groups(summary), "busy", "/machines"),
+            widgets.Tile("Stale", f"{stale:,}", "no report for 2.5 periods", look, stale_href),
+            widgets.Tile("Age of a report", widgets.seconds(summary.median_s), oldest, "", "/report-delay"),
             await _resources(source),
             await _alerts(source),
-            widgets.tile(
-                "Reports", widgets.rate(source.feed.machines.rows_per_s()), "at the root", href="/pipeline"
-            ),
-            widgets.tile("Messages", widgets.rate(through), "into the brokers", href="/brokers"),
+            widgets.Tile("Reports", reports_s, "at the root", "", "/pipeline"),
+            widgets.Tile("Messages", widgets.rate(through), "into the brokers", "", "/brokers"),
         )
 
     async def resources() -> Markup:
@@ -74,24 +62,7 @@ def overview(request: page.PageRequest) -> page.DashboardPage:
 
     async def changes() -> Markup:
         recent = list(source.feed.changes)[-CHANGES_SHOWN:]
-        if not recent:
-            return widgets.empty("No resource has changed its state since the web process started.")
-        return tag(
-            "ul",
-            *(
-                tag(
-                    "li",
-                    widgets.moment(change.since_ms),
-                    " ",
-                    widgets.link(change.resource, "/resource", name=change.resource),
-                    " ",
-                    widgets.badge(change.state.value),
-                    f" {change.reason}" if change.reason else "",
-                )
-                for change in reversed(recent)
-            ),
-            cls="feed",
-        )
+        return templates.render("changes.html", changes=reversed(recent))
 
     watched = watched_metrics(list(source.feed.systems))
     return page.DashboardPage(
@@ -121,14 +92,14 @@ def _groups(machines: rows.MachineSummary) -> str:
     return f"in {widgets.count(len(machines.groups), 'group')}"
 
 
-async def _alerts(source: Any) -> Markup:
+async def _alerts(source: Any) -> widgets.Tile:
     try:
         alerts = await source.alerts()
     except errors.Unavailable:
-        return widgets.tile("Alerts firing", "–", "no reply", href="/alerts")
+        return widgets.Tile("Alerts firing", "–", "no reply", "", "/alerts")
     judged = bool(alerts) or await source.judged()
     count, note, look = alert_figures(alerts, judged=judged)
-    return widgets.tile("Alerts firing", count, note, look=look, href="/alerts")
+    return widgets.Tile("Alerts firing", str(count), note, look, "/alerts")
 
 
 def alert_figures(alerts: Sequence[messages.Alert], *, judged: bool) -> tuple[int, str, str]:
@@ -144,18 +115,14 @@ def alert_figures(alerts: Sequence[messages.Alert], *, judged: bool) -> tuple[in
     return len(firing), note, "bad" if bad else "warn" if firing or warn else "good" if judged else ""
 
 
-async def _resources(source: Any) -> Markup:
+async def _resources(source: Any) -> widgets.Tile:
     try:
         summary = await source.read(manage_operations.SUMMARY)
     except errors.MusterError:
-        return widgets.tile("Resources", "–", "no reply from the registry", href="/resources")
+        return widgets.Tile("Resources", "–", "no reply from the registry", "", "/resources")
     states = summary.states
     ended = states.get("failed", 0) + states.get("down", 0) - summary.down_as_desired
     wrong = ended + states.get("late", 0) + states.get("unknown", 0)
-    return widgets.tile(
-        "Resources",
-        f"{summary.resources:,}",
-        f"{wrong:,} unhealthy" if wrong else "all healthy" if summary.resources else "none yet",
-        look="bad" if ended else "warn" if wrong else "good",
-        href="/resources",
-    )
+    note = f"{wrong:,} unhealthy" if wrong else "all healthy" if summary.resources else "none yet"
+    look = "bad" if ended else "warn" if wrong else "good"
+    return widgets.Tile("Resources", f"{summary.resources:,}", note, look, "/resources")

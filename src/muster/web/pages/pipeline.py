@@ -8,7 +8,7 @@ import time
 from muster.core import errors, units
 from muster.core.reports import columns
 from muster.pipeline import operations, protocol
-from muster.web.components import page, plots, widgets
+from muster.web.components import page, plots, templates, widgets
 from muster.web.components.html import Child, Markup, join, tag
 from muster.web.data import read_model
 
@@ -29,6 +29,7 @@ SCOPES = {
     "machine": "a machine",
 }
 ROWS_SHOWN = 50
+LAG_MAX = 1000  # messages that the pipeline has not read yet
 
 
 def progress(request: page.PageRequest) -> page.DashboardPage:
@@ -36,55 +37,23 @@ def progress(request: page.PageRequest) -> page.DashboardPage:
 
     async def now() -> Markup:
         latest = await source.read(operations.PROGRESS)
-        if latest.batch < 0:
-            state = widgets.tile(
-                "State", latest.state, latest.reason, look=widgets.severity_class(latest.state)
-            )
-            hint = "Spark starts in about ten seconds, on a busy machine in a minute."
-            return join(widgets.tiles(state), widgets.empty("No batch is complete yet.", hint))
-        tiles = widgets.tiles(
-            widgets.tile("State", latest.state, latest.reason, look=widgets.severity_class(latest.state)),
-            widgets.tile("Batch", f"{latest.batch:,}", f"took {widgets.seconds(latest.batch_s)}"),
-            widgets.tile(
-                "Input", widgets.rate(latest.rows_s), f"{widgets.count(latest.rows, 'report')} in the batch"
-            ),
-            widgets.tile(
-                "Lag",
-                f"{latest.lag_messages:,}",
-                f"messages; newest report {widgets.seconds(latest.lag_s)} old",
-                look="warn" if latest.lag_messages > 1000 else "good",
-            ),
-            widgets.tile("Machines", f"{latest.machines:,}", "in the state store"),
-            widgets.tile("State size", widgets.size(latest.state_bytes), f"{latest.state_rows:,} rows"),
+        look = widgets.severity_class(latest.state)
+        lag = f"messages; newest report {widgets.seconds(latest.lag_s)} old"
+        lag_look = "warn" if latest.lag_messages > LAG_MAX else "good"
+        tiles = (
+            widgets.Tile("State", latest.state, latest.reason, look),
+            widgets.Tile("Batch", f"{latest.batch:,}", f"took {widgets.seconds(latest.batch_s)}"),
+            widgets.Tile("Input", widgets.rate(latest.rows_s), f"{latest.rows:,} reports in the batch"),
+            widgets.Tile("Lag", f"{latest.lag_messages:,}", lag, lag_look),
+            widgets.Tile("Machines", f"{latest.machines:,}", "in the state store"),
+            widgets.Tile("State size", widgets.size(latest.state_bytes), f"{latest.state_rows:,} rows"),
         )
-        stages: list[list[Child]] = [
-            [STAGES.get(name, name), tag("code", name), widgets.seconds(latest.stages_ms[name] / 1000)]
-            for name in sorted(latest.stages_ms, key=[*STAGES, *latest.stages_ms].index)
-        ]
-        counts: list[list[Child]] = [
-            [tag("code", name), _counted(name), f"{count:,}"] for name, count in sorted(latest.counts.items())
-        ]
-        return join(
-            tiles,
-            tag(
-                "div",
-                tag(
-                    "div",
-                    tag("h3", "Stages of the batch"),
-                    widgets.table(["Stage", "Name in Spark", "#Time"], stages, label="Stages"),
-                ),
-                tag(
-                    "div",
-                    tag("h3", "Counted since the job started"),
-                    widgets.table(
-                        ["Reason", "What", "#Count"],
-                        counts,
-                        label="Counts",
-                        none="No report was late, rejected or lost.",
-                    ),
-                ),
-                cls="columns",
-            ),
+        return templates.render(
+            "progress.html",
+            latest=latest,
+            tiles=templates.tiles(*(tiles if latest.batch >= 0 else tiles[:1])),
+            stages=[(name, words) for name, words in STAGES.items() if name in latest.stages_ms],
+            counted=_counted,
         )
 
     return page.DashboardPage(
@@ -217,25 +186,14 @@ def report_delay(request: page.PageRequest) -> page.DashboardPage:
     async def now() -> Markup:
         capacity_ = await source.capacity()
         verdict, look = compared_ages(capacity_.ratio, capacity_.within_20_percent)
-        return join(
-            widgets.tiles(
-                widgets.tile(
-                    "Predicted",
-                    widgets.seconds(capacity_.predicted_max_s if capacity_.channels else None),
-                    "the model's worst case",
-                ),
-                widgets.tile(
-                    "Measured",
-                    widgets.seconds(capacity_.measured_max_s),
-                    "oldest report on arrival, last 2 min",
-                ),
-                widgets.tile("Predicted / measured", widgets.number(capacity_.ratio, 2), verdict, look=look),
-                widgets.tile(
-                    "Levels",
-                    capacity_.levels,
-                    f"sensors, {widgets.count(len(capacity_.channels), 'channel')}",
-                ),
-            ),
+        predicted = widgets.seconds(capacity_.predicted_max_s if capacity_.channels else None)
+        levels = f"sensors, {widgets.count(len(capacity_.channels), 'channel')}"
+        measured_s, ratio = widgets.seconds(capacity_.measured_max_s), widgets.number(capacity_.ratio, 2)
+        return templates.tiles(
+            widgets.Tile("Predicted", predicted, "the model's worst case"),
+            widgets.Tile("Measured", measured_s, "oldest report on arrival, last 2 min"),
+            widgets.Tile("Predicted / measured", ratio, verdict, look),
+            widgets.Tile("Levels", str(capacity_.levels), levels),
         )
 
     async def measured() -> list[plots.Plot]:

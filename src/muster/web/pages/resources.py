@@ -16,7 +16,7 @@ from muster.web.components.html import Markup, join, tag
 
 SHOWN = 50
 MACHINE_METRICS = ("cpu_percent", "memory_percent")  # of its machine, if it is not measured itself
-TIMELINE_S = 3600.0
+TIMELINE_S, LANES_MAX = 3600.0, 20
 MOVES = ("reassign", "rollout")
 
 
@@ -180,41 +180,16 @@ def managers(request: page.PageRequest) -> page.DashboardPage:
             if record.what in MOVES and now_s - record.at_ms / 1000 < TIMELINE_S
         ]
         names = [manager.name for manager in await source.read(operations.MANAGERS)]
-        lanes = [
-            *names,
-            *sorted({record.target for record in moves if record.what == "reassign"} - set(names)),
-        ]
-        if not moves or not lanes:
-            return widgets.empty(
-                "No failover or rollout in the last hour.",
-                "If a manager fails, other managers take over its resources.",
-            )
-        marks = [
-            charts.TimelineMark(
-                record.target,
-                record.at_ms / 1000,
-                f"{record.what}: {record.why}",
-                "bad" if record.what == "reassign" else "busy",
-            )
-            for record in moves
-        ]
-        return join(
-            charts.timeline(
-                lanes[:20],
-                marks,
-                from_s=now_s - TIMELINE_S,
-                to_s=now_s,
-                label=f"Failovers and rollouts of the last hour: {len(moves)}",
-            ),
-            widgets.table(
-                ["When", "What", "Of", "Why"],
-                [
-                    [widgets.moment(record.at_ms), record.what, record.target, record.why]
-                    for record in list(reversed(moves))[:30]
-                ],
-                label="Failovers and rollouts",
-            ),
-        )
+        lanes: dict[str, list[charts.Span]] = {name: [] for name in names}
+        for record in moves:
+            look = "bad" if record.what == "reassign" else "busy"
+            moment = (record.at_ms / 1000, record.at_ms / 1000, look, f"{record.what}: {record.why}")
+            if record.target in lanes or record.what == "reassign":
+                lanes.setdefault(record.target, []).append(moment)
+        label = f"Failovers and rollouts of the last hour: {len(moves)}"
+        shown = dict(list(lanes.items())[:LANES_MAX])
+        chart = charts.timeline(shown, from_s=now_s - TIMELINE_S, to_s=now_s, label=label) if moves else ""
+        return templates.render("managers.html", chart=chart, moves=list(reversed(moves))[:30])
 
     async def agents() -> Markup:
         listed = await source.read(operations.AGENTS)

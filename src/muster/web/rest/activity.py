@@ -22,16 +22,17 @@ async def activity(
     target: Annotated[
         str, Query(max_length=256, description="Only records whose target contains this text.")
     ] = "",
+    about: Annotated[str, Query(max_length=256, description="Only records of this trace or event.")] = "",
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> route.RowPage[messages.Decision]:
-    records = select(call.web, who=who, what=what, target=target)
+    records = select(call.web, who=who, what=what, target=target, about=about)
     rows, next_ = base.behind(records, cursor, limit, bus_feed.decision_key)
     return route.RowPage(rows, next_, len(records))
 
 
 def select(
-    web: request_state.WebState, *, who: str = "", what: str = "", target: str = ""
+    web: request_state.WebState, *, who: str = "", what: str = "", target: str = "", about: str = ""
 ) -> list[messages.Decision]:
     if not web.source.feed.decisions:
         web.source.require_connection()
@@ -41,4 +42,5 @@ def select(
         if (not who or who in (record.who, record.on_behalf_of))
         and (not what or record.what == what)
         and target in record.target
+        and (not about or about in (record.id, record.trace_id) or about in record.id.split(":"))
     ]

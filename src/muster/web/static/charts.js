@@ -163,11 +163,15 @@
         },
       }, data, place);
     }
-    if (plot.u.cursor.left < 0 || plot.u.cursor.left == null) newest(plot.u);
+    setTimeout(() => newest(plot.u));  // after uPlot has updated its legend
     const words = chart.lines.map((line) => `${line.name} ${figure(line.values.findLast((value) => value != null), chart.unit)}`);
     place.setAttribute("aria-label", `${place.dataset.title}. Now ${words.join("; ") || "no measurements"}`);
   };
-  const newest = (u) => u.setLegend({idx: u.data[0].length ? u.data[0].length - 1 : null}, false);
+  // Without a cursor, the legend has the newest values.
+  const newest = (u) => {
+    if (u.cursor.left >= 0 || !u.data[0].length) return;
+    u.setLegend({idx: u.data[0].length - 1}, false);
+  };
 
   const load = async (place, plot) => {
     const [begin, end] = bounds();
@@ -207,7 +211,7 @@
       if (!plots.has(place)) {
         plots.set(place, {at: 0});
         place.addEventListener("dblclick", () => choose({last: "15m"}));
-        place.addEventListener("mouseleave", () => setTimeout(() => { const {u} = plots.get(place) || {}; if (u) newest(u); }));
+        place.addEventListener("mouseleave", () => setTimeout(() => plots.forEach(({u}) => u && newest(u))));
         place.addEventListener("keydown", (event) => step(event, place));
       }
       const plot = plots.get(place);

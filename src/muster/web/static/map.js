@@ -3,7 +3,7 @@
 
 (() => {
   const TONES = {up: "--map-up", completed: "--map-up", starting: "--map-busy", draining: "--map-warn", late: "--map-warn", unknown: "--map-warn", stale: "--map-calm", down: "--map-bad", failed: "--map-bad"};
-  const HEAD = 18, LABEL = 15, GAP = 6, EVERY_MS = 1000, OPEN_MIN = 4, NONE = 255;
+  const HEAD = 18, LABEL = 15, GAP = 6, EVERY_MS = 1000, OPEN_MIN = 4, NONE = 255, LABELLED_MIN = 9;
   const ink = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const rgb = (text) => [1, 3, 5].map((at) => parseInt(text.slice(at, at + 2), 16));
   const packed = ([r, g, b]) => (255 << 24 | b << 16 | g << 8 | r) >>> 0;  // as a little-endian machine stores a pixel
@@ -125,7 +125,7 @@
         squarified(zone.own.map(({count}) => count), x, y + head, zone.w + gap / 2, zone.h - head + gap / 2).forEach(([bx, by, bw, bh], m) => {
           const block = zone.own[m];
           Object.assign(block, {x: bx, y: by, w: bw - gap / 2, h: bh - gap / 2});
-          block.labelled = zone.own.length > 1 && block.h > 3 * LABEL * ratio && block.w > 60 * ratio;
+          block.labelled = zone.own.length > 1 && block.h > 3 * LABEL * ratio && block.w > 60 * ratio && block.w * (block.h - LABEL * ratio) > LABELLED_MIN * block.count;
         });
       });
       this.shown = blocks;

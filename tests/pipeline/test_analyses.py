@@ -7,9 +7,9 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from muster.analyses import capacity_page, capacity_report, disk_forecast, outliers
 from muster.core import errors, messages
 from muster.core.reports import columns
-from muster.pipeline.batch import capacity_page, capacity_report, disk_forecast, outliers
 from muster.pipeline.fleet import rollups
 from muster.pipeline.history import data_files, delta, tables
 from tests.pipeline import test_history, traffic

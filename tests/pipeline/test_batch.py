@@ -2,9 +2,9 @@
 
 import pytest
 
+from muster.analyses import rule_replay
 from muster.core import errors, messages
 from muster.core.messages import AlertState
-from muster.pipeline.batch import rule_replay
 from muster.pipeline.fleet import rollups
 from tests.pipeline import test_history, traffic
 

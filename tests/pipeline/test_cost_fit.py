@@ -5,8 +5,7 @@ import random
 import pytest
 
 from muster.core import errors
-from muster.pipeline import protocol
-from muster.pipeline.batch import cost_fit
+from muster.pipeline import cost_fit, protocol
 from tests.cli import driver
 
 

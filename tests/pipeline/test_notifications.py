@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from muster.analyses import policy_replay as batch_replay
 from muster.app.operations import policy_replay
 from muster.bus.client import client as bus_client
 from muster.core import errors, messages
 from muster.notify import client, protocol
 from muster.notify.matcher import kernels_numpy
 from muster.notify.notifier import notifier
-from muster.pipeline.batch import policy_replay as batch_replay
 from muster.testing.eventually import eventually
 from tests.cli import driver
 from tests.notify.conftest import MODELS, QUICK

@@ -8,7 +8,7 @@ is published once; no report, however malformed, stops the pipeline; rejected re
 Not guaranteed: a notification to a contact may arrive twice, and the pipeline does not detect its own
 absence: monitor its progress.
 
-This is the only folder that imports ``pyspark``, and only `source.data_source`, `source.reader` and
-`source.writer` do so at import time.  The pipeline needs Java 17 or 21 (`source.java_runtime`); the rest of
-Muster does not.
+This and `muster.analyses` are the only folders that import ``pyspark``, and only `source.data_source`,
+`source.reader` and `source.writer` do so at import time.  The pipeline needs Java 17 or 21
+(`source.java_runtime`); the rest of Muster does not.
 """

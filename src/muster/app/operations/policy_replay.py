@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from muster.analyses import policy_replay
 from muster.bus import api
 from muster.core import errors
 from muster.notify import authorities, models, protocol, queries
-from muster.pipeline.batch import policy_replay
 
 
 async def load_vocabulary(bus: api.Bus) -> models.Vocabulary:

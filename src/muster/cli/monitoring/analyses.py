@@ -15,7 +15,7 @@ from muster.cli.monitoring import history, pipeline
 from muster.core import units
 
 if TYPE_CHECKING:
-    from muster.pipeline.batch import capacity_report
+    from muster.analyses import capacity_report
 
 limit_option = command.limit(100, "Maximum number of rows.", at_most=10_000)
 
@@ -60,7 +60,7 @@ def capacity(
     machines unlike their group, and alerts. --to writes an HTML page with plots. Spark computes the report on
     the configured master.
     """
-    from muster.pipeline.batch import capacity_page, capacity_report
+    from muster.analyses import capacity_page, capacity_report
 
     chosen = (day or datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)).date()
     location = history.resolve_root(invocation, root)
@@ -124,7 +124,7 @@ def disks(
     Fits a line to the hourly use of each machine's disk since its last drop, and prints when the line reaches
     100 %, with an interval of 95 %. Machines without a significant growth are omitted. Uses Spark.
     """
-    from muster.pipeline.batch import disk_forecast
+    from muster.analyses import disk_forecast
 
     location = history.resolve_root(invocation, root)
     with history.spark_session(invocation) as spark:
@@ -178,7 +178,7 @@ def outliers(
     machine 70 points from the median is always listed). Groups of fewer than five machines are omitted. Uses
     Spark.
     """
-    from muster.pipeline.batch import outliers as outliers_
+    from muster.analyses import outliers as outliers_
 
     location = history.resolve_root(invocation, root)
     to_ms = int(time.time() * 1000)

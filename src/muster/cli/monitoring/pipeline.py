@@ -12,8 +12,7 @@ from muster.cli.monitoring import history
 from muster.core import units
 
 if TYPE_CHECKING:
-    from muster.pipeline import protocol
-    from muster.pipeline.batch import cost_fit
+    from muster.pipeline import cost_fit, protocol
 
 
 @click.group(cls=command.MusterGroup, examples=[("muster pipeline status --follow", "")])
@@ -102,7 +101,7 @@ def replay(
     """
     import time
 
-    from muster.pipeline.batch import rule_replay
+    from muster.analyses import rule_replay
 
     from_ms = int((time.time() - last_s) * 1000) if last_s else None
     if notifications:
@@ -186,7 +185,7 @@ def demand(invocation: command.Invocation, prefix: str, last_s: float | None, ro
 
     import msgspec
 
-    from muster.pipeline.batch import rule_replay
+    from muster.analyses import rule_replay
 
     from_ms = int((time.time() - last_s) * 1000) if last_s else None
     location = history.resolve_root(invocation, root)
@@ -278,7 +277,7 @@ def fit(invocation: command.Invocation, period_s: float) -> None:
 
 def load_fit(invocation: command.Invocation) -> cost_fit.CostFit:
     """The costs of this home's pipeline. `errors.InvalidInput` if there are too few batches."""
-    from muster.pipeline.batch import cost_fit
+    from muster.pipeline import cost_fit
 
     settings = config.load(invocation)
     folder = settings.pipeline.state_folder(settings.domain.folder)

@@ -31,10 +31,9 @@ from muster.bus.rpc import server
 from muster.core import errors, messages
 from muster.core.reports import columns
 from muster.core.telemetry import log
-from muster.pipeline import protocol, steps
+from muster.pipeline import cost_fit, protocol, steps
 from muster.pipeline import settings as settings_
 from muster.pipeline.alerts import rule_file, rules
-from muster.pipeline.batch import cost_fit
 from muster.pipeline.fleet import state
 from muster.pipeline.history import maintenance, storage
 from muster.pipeline.job import (

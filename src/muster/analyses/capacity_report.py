@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import msgspec
 import numpy as np
 
+from muster.analyses import disk_forecast, outliers, rule_replay
 from muster.core import errors
 from muster.pipeline import spark as spark_
-from muster.pipeline.batch import disk_forecast, outliers, rule_replay
 from muster.pipeline.history import storage, tables
 from muster.pipeline.source import session
 

@@ -7,9 +7,9 @@ import html
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from muster.analyses import capacity_report
 from muster.core import units
 from muster.core.formats import line_plot
-from muster.pipeline.batch import capacity_report
 
 _GAP_MS = 2 * 3_600_000  # points further apart are not joined
 

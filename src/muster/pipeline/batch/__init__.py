@@ -1,1 +1,0 @@
-"""Batch jobs over the history."""

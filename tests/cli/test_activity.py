@@ -37,7 +37,8 @@ RECORDED_BY_THE_SERVICE = {
     "delete",
     "drain",
     "exec",
-    *("job run", "rollout abort", "rollout pause", "rollout resume", "rollout start", "rollout undo"),
+    *("job run", "rebalance"),
+    *("rollout abort", "rollout pause", "rollout resume", "rollout start", "rollout undo"),
     "secret delete",
     "secret set",
 }

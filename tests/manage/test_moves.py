@@ -15,7 +15,7 @@ import pytest
 
 from muster.bus.memory import network
 from muster.core import errors, health
-from muster.manage import client, protocol
+from muster.manage import client, protocol, rows
 from muster.manage.adapters import memory
 from muster.manage.agent import agent, deadlines
 from muster.manage.manager import manager
@@ -360,6 +360,84 @@ def test_values_of_its_machine_are_replaced_anew():
         assert result.changed_count == 0, "the manifest says the same"
 
     play(scenario)
+
+
+def test_instances_are_rebalanced_on_request_and_one_after_the_other():
+    async def scenario(world: MovingWorld) -> None:
+        update = {"max_parallel": 1, "min_healthy_time_s": 1.0}
+        entry = {
+            "name": "w",
+            "type": "memory",
+            "count": 4,
+            "reschedule": {"after_s": AFTER_S},
+            "update": update,
+        }
+        names = [f"w-{number}" for number in range(1, 5)]
+        for other in "bc":
+            await world.client.drain(other)
+        await world.client.apply(json.dumps({"resources": [entry]}), wait_s=60)
+        assert await world.client.rebalance_plan() == []
+        for other in "bc":
+            await world.client.undrain(other)
+        planned = await world.client.rebalance_plan()
+        assert [(row.name, row.agent, row.to) for row in planned] == [("w-1", "a", "b"), ("w-2", "a", "c")]
+        assert {row.reason for row in planned} == {"its zone has more of its instances"}
+        assert await world.client.rebalance_plan("name = 'w-4'") == [
+            rows.MoveRow(
+                name="w-4", type="memory", group="default", agent="a", to="b", reason=planned[0].reason
+            )
+        ]
+        begun = await world.client.rebalance()
+        least = len(names)
+        while (row := (await world.client.rollouts(begun.id))[0]).state == "running":
+            least = min(least, sum(bool(world.runs_on(name)) for name in names))
+            await asyncio.sleep(0.1)
+        assert (row.state, row.counts, least) == ("done", {"done": 2}, 3)
+        assert sorted(map(world.runs_on, names)) == ["a", "a", "b", "c"]
+        assert await world.client.rebalance_plan() == []
+        with pytest.raises(errors.Conflict, match="nothing has to be moved"):
+            await world.client.rebalance()
+        assert (await world.client.apply(json.dumps({"resources": [entry]}))).changed_count == 0
+
+    play(scenario)
+
+
+def test_a_plan_of_moves_balances_whatever_can_move():
+    state, presence, now = _lost_machine(9)
+    presence.announced("a", now)
+    planned = moves.rebalance(state, presence, now, "")
+    assert [row.to for row in planned.values()].count("b") == 3
+    assert [row.to for row in planned.values()].count("c") == 3
+    assert {row.reason for row in planned.values()} == {"its agent has more resources"}
+    state.accept(state.set_desired("c", protocol.DesiredState.DRAINED, "ann"))
+    assert {row.to for row in moves.rebalance(state, presence, now, "").values()} == {"b"}
+
+
+def test_a_rebalancing_respects_anti_affinity_and_requests():
+    state, presence, now = _lost_machine(0)
+    presence.announced("a", now)
+    agents = {
+        name: records.AgentRecord(types=("memory",), has_deadlines=True, facts={"cpus": cpus})
+        for name, cpus in {"a": 8, "b": 1, "c": 8}.items()
+    }
+    state.accept(records.RegistryChanges(agents=dict(agents)))
+    placement = protocol.Placement(anti_affinity="group = 'web'", cpu=2.0)
+    specs = [
+        protocol.ResourceSpec(
+            name=name,
+            type="memory",
+            agent="a",
+            group="web",
+            reschedule=protocol.ReschedulePolicy(after_s=AFTER_S),
+            placement=placement,
+        )
+        for name in ("r1", "r2", "r3")
+    ]
+    state.accept(state.apply(specs, "ann"))
+    planned = moves.rebalance(state, presence, now, "")
+    assert [(row.name, row.to, row.reason) for row in planned.values()] == [
+        ("r1", "c", "a does not match any more")
+    ], "b has too few cores, and then c and a have one each that others must not join"
 
 
 def test_a_thousand_resources_are_moved_in_parts():

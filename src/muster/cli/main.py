@@ -93,6 +93,11 @@ COMMANDS: dict[str, CommandEntry] = {
     "drain": CommandEntry(
         "resources.desired_state", "Resources", "Drain a resource, or all resources of an agent."
     ),
+    "rebalance": CommandEntry(
+        "resources.desired_state",
+        "Resources",
+        "Show which resources fit better on other agents, and move them.",
+    ),
     "rollout": CommandEntry(
         "resources.desired_state",
         "Resources",

@@ -539,6 +539,14 @@ class ManageClient:
         """Return the resources of a group to what they were after the revision ``to``, or before the last."""
         return await self._request(rows.RolloutRow, "undo", group=group, to=to)
 
+    async def rebalance_plan(self, where: str = "") -> list[rows.MoveRow]:
+        """What `rebalance` would move: resources with ``reschedule`` that fit better on other agents."""
+        return [row async for row in self._pages(rows.MoveRow, "rebalance-plan", where=where)]
+
+    async def rebalance(self, where: str = "") -> rows.RolloutRow:
+        """Move them, as an update does. Raises `errors.Conflict` if there are none."""
+        return await self._request(rows.RolloutRow, "rebalance", where=where)
+
     async def revisions(self, group: str) -> list[rows.RevisionRow]:
         """What each update has changed in the resources of a group, oldest first."""
         return [row async for row in self._pages(rows.RevisionRow, "revisions", group=group)]

@@ -69,6 +69,14 @@ JOB_RUNS = _operation(
     ),
 )
 RUN_JOB = _operation("run_job", "Start a run of a job.", action="job-run", target="{name}")
+REBALANCE_PLAN = _operation(
+    "rebalance_plan",
+    "List resources that fit better on other agents.",
+    columns=("name", "type?", "group?", "agent", "to", "reason"),
+)
+REBALANCE = _operation(
+    "rebalance", "Move resources that fit better on other agents.", action="rebalance", target="resources"
+)
 SECRETS = _operation(
     "secrets",
     "List the names of secrets and the resources that use them.",

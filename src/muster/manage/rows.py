@@ -312,6 +312,17 @@ class JobStart(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
 
 
+class MoveRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A resource that fits better on another agent, ``to``."""
+
+    name: str
+    type: str
+    group: str
+    agent: str
+    to: str
+    reason: str
+
+
 class SecretRow(msgspec.Struct, frozen=True, kw_only=True):
     """A secret without its value, and the first resources that use it."""
 

@@ -1,4 +1,5 @@
-"""Commands for the desired state: ``apply``, ``plan``, ``diff``, ``delete``, ``drain``, ``rollout``."""
+"""Commands for the desired state: ``apply``, ``plan``, ``diff``, ``delete``, ``drain``, ``rebalance``,
+``rollout``."""
 
 from __future__ import annotations
 
@@ -191,6 +192,37 @@ def drain(
     )
 
 
+@click.command(
+    cls=command.MusterCommand,
+    examples=[
+        ("muster rebalance", "show what would be moved, and why"),
+        ("muster rebalance --where \"group = 'web'\" --apply --wait 10m", "move it, as an update does"),
+    ],
+)
+@click.option("--where", default="", metavar="PREDICATE", help="Only resources that this predicate selects.")
+@click.option("--apply", "applies", is_flag=True, help="Move them, instead of showing the plan.")
+@command.duration("--wait", None, "Wait up to this time until all are moved.")
+@connection.options
+@command.pass_invocation
+def rebalance(
+    invocation: command.Invocation,
+    where: str,
+    applies: bool,
+    wait_s: float | None,
+    to: connection.ConnectionOptions,
+) -> None:
+    """Show which resources fit better on other agents, and move them.
+
+    Only resources that may be rescheduled move. The update policy of their group says how many at a time.
+    """
+    if not applies:
+        found = registry_calls.call_registry(invocation, to, lambda fleet: fleet.rebalance_plan(where))
+        columns = operations.REBALANCE_PLAN.columns
+        invocation.printer.rows(found, columns, of="resource", empty="nothing has to be moved")
+        return
+    _follow(invocation, to, "rebalancing", wait_s, lambda fleet: fleet.rebalance(where))
+
+
 @click.group(
     cls=command.MusterGroup, examples=[("muster rollout start restart --where \"group = 'web'\"", "")]
 )
@@ -353,13 +385,25 @@ def undo(
 ) -> None:
     """Return the resources of a group to an earlier revision, wave by wave."""
 
+    _follow(invocation, to, f"undoing {group}", wait_s, lambda fleet: fleet.undo(group, to=revision))
+
+
+def _follow(
+    invocation: command.Invocation,
+    to: connection.ConnectionOptions,
+    what: str,
+    wait_s: float | None,
+    begin: Callable[[client.ManageClient], Awaitable[rows.RolloutRow]],
+) -> None:
+    """Begin an update and show it, when it has ended if there is time to wait."""
+
     async def work(fleet: client.ManageClient) -> rows.RolloutRow:
-        begun = await fleet.undo(group, to=revision)
+        begun = await begin(fleet)
         if wait_s is None:
             return begun
         return await fleet.wait_rollout(begun.id, timeout_s=wait_s, progress=tell)
 
-    with invocation.printer.progress(f"undoing {group}") as say:
+    with invocation.printer.progress(what) as say:
         tell = _wave_notes(invocation, say)
         result = registry_calls.call_registry(invocation, to, work)
     invocation.printer.rows([result], operations.ROLLOUTS.columns, of="rollout")

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import heapq
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from muster.core import errors, units
-from muster.manage import dependencies, manifest, protocol
+from muster.manage import dependencies, manifest, protocol, rows
 from muster.manage.registry import assignments, views
 from muster.predicates import ast
 from muster.predicates.analysis import type_check
 from muster.predicates.backends import python
 from muster.predicates.syntax import parser
+
+MOVES_MAX = 500  # of a rebalancing
 
 
 def place_entries(
@@ -147,16 +150,33 @@ class OtherAgents:
 
     def place(self, spec: protocol.ResourceSpec) -> protocol.ResourceSpec:
         """Raises `errors.Unavailable` with the reason if there is none."""
-        entry = manifest.ManifestEntry(
-            name=spec.entry or spec.name,
-            type=spec.type,
-            where=spec.where or None,
-            placement=spec.placement or protocol.Placement(),
-        )
-        agent = self._agents.choose(entry, spec.name)
+        agent = self._agents.choose(_movable_entry(spec), spec.name)
         moved = manifest.placed(spec, agent, self._state.zone_of(agent))
         self._agents.placed(moved)
         return moved
+
+
+def rebalance(
+    state: assignments.AssignmentProcessor, names: Iterable[str], suitable: Callable[[str], bool]
+) -> dict[str, rows.MoveRow]:
+    """Those of the resources that fit better on another agent, by the rules of their placement, when the
+    others of them have moved."""
+    agents, moved = _Agents(state, set(), suitable), dict[str, rows.MoveRow]()
+    left = list(names)
+    while left and len(moved) < MOVES_MAX:
+        before, stay = len(moved), []
+        for name in left:
+            spec = state.resources[name].spec
+            better = agents.leave(spec) if len(moved) < MOVES_MAX else None
+            if better is None:
+                stay.append(name)
+                continue
+            agent, reason = better
+            moved[name] = rows.MoveRow(
+                name=name, type=spec.type, group=spec.group, agent=spec.agent, to=agent, reason=reason
+            )
+        left = stay if len(moved) > before else []
+    return moved
 
 
 class _Agents:
@@ -169,29 +189,64 @@ class _Agents:
         suitable: Callable[[str], bool] = lambda agent: True,
     ) -> None:
         self._state = state
-        self._leaving = leaving  # resources that do not stay where they are
+        self._leaving = set(leaving)  # resources that do not stay where they are
+        self._left_by: collections.Counter[str] = collections.Counter()  # by agent: their number, as `leave`
         self._suitable = suitable
         self._requested: dict[str, list[float]] = {}  # by agent: cores and memory
         self._chosen: dict[str, list[protocol.ResourceSpec]] = collections.defaultdict(list)  # by agent
         # By expression and type: all agents that match, and those that accept resources, by their load
         self._matching: dict[tuple[str | None, str], tuple[set[str], list[tuple[int, str]]]] = {}
-        self._hosting: dict[str, set[str]] = {}  # by predicate: agents that host a resource that matches
+        # By predicate: how many resources that match an agent hosts
+        self._hosting: dict[str, collections.Counter[str]] = {}
         self._new: set[str] = set()
 
     def _count(self, agent: str) -> int:
         """The number of its resources, those chosen here included."""
-        return len(self._state.hosted(agent)) + len(self._chosen[agent])
+        return len(self._state.hosted(agent)) - self._left_by[agent] + len(self._chosen[agent])
 
     def placed(self, spec: protocol.ResourceSpec) -> None:
         """What is placed later considers this one as well."""
         if spec.name not in self._state.resources or spec.name in self._leaving:
+            self._account(spec, 1)
             self._chosen[spec.agent].append(spec)
-            self._request(spec)
-            if spec.entry:
-                self._spread[spec.entry][spec.agent] += 1
-            for predicate, hosting in self._hosting.items():
-                if python.compile(parser.parse(predicate))(_attributes(self._state, spec).get):
-                    hosting.add(spec.agent)
+
+    def _account(self, spec: protocol.ResourceSpec, sign: int) -> None:
+        """It comes to its agent, or leaves it (-1)."""
+        self._request(spec, sign)
+        if spec.entry:
+            self._spread[spec.entry][spec.agent] += sign
+        for predicate, hosting in self._hosting.items():
+            if python.compile(parser.parse(predicate))(_attributes(self._state, spec).get):
+                hosting[spec.agent] += sign
+
+    def leave(self, spec: protocol.ResourceSpec) -> tuple[str, str] | None:
+        """The agent on which a resource fits better than on its own, and why; None: it stays."""
+        if spec.name not in self._leaving:
+            self._account(spec, -1)
+            self._leaving.add(spec.name)
+            self._left_by[spec.agent] += 1
+        else:  # it was to stay, when others had not moved yet
+            self._chosen[spec.agent].remove(spec)
+            self._account(spec, -1)
+        entry, better = _movable_entry(spec), None
+        with contextlib.suppress(errors.Unavailable):
+            agents = self._suited(self._accepting(entry, spec.name), entry, spec.name)
+            rank = self._ranking(entry)
+            best = min(agents, key=rank)
+            if spec.agent not in agents:
+                better = best, f"{spec.agent} does not match any more"
+            else:
+                new, old = rank(best)[:3], rank(spec.agent)[:3]
+                reasons = (
+                    "its zone has more of its instances",
+                    "its agent has more of its instances",
+                    "its agent has more resources",
+                )
+                whys = (why for why, there, here in zip(reasons, new, old, strict=True) if there != here)
+                better = (best, next(whys)) if new < old else None
+        place = spec if better is None else msgspec.structs.replace(spec, agent=better[0])
+        self.placed(place)
+        return better
 
     @functools.cached_property
     def _spread(self) -> dict[str, collections.Counter[str]]:
@@ -221,6 +276,21 @@ class _Agents:
         is_anywhere = entry.count is not None or entry.placement is not None
         if entry.where is None and not is_anywhere:
             raise errors.InvalidInput(f"{name!r}: `agent` or `where` is required")
+        least = self._least_loaded(entry)
+        matching = self._matching[entry.where, entry.type][0]
+        if known is not None and known.spec.agent in matching and name not in self._leaving:
+            return known.spec.agent  # also while its machine is drained
+        if is_anywhere:
+            agents = self._suited(self._accepting(entry, name), entry, name)
+            return min(agents, key=self._ranking(entry))
+        if not least:
+            raise self._none_accepts(entry, name)
+        while (count := self._count(least[0][1])) != least[0][0]:  # the load has changed meanwhile
+            heapq.heapreplace(least, (count, least[0][1]))
+        return least[0][1]
+
+    def _least_loaded(self, entry: manifest.ManifestEntry) -> list[tuple[int, str]]:
+        """Agents that match the expression and accept resources: a heap, by a load that may be outdated."""
         key = (entry.where, entry.type)
         if key not in self._matching:
             names = _matching_agents(self._state, entry)
@@ -231,22 +301,25 @@ class _Agents:
             ]
             heapq.heapify(least)
             self._matching[key] = (set(names), least)
-        matching, least = self._matching[key]
-        if known is not None and known.spec.agent in matching and name not in self._leaving:
-            return known.spec.agent  # also while its machine is drained
-        if not least:
-            matches = f"match {entry.where!r}" if entry.where else f"have the type {entry.type}"
-            raise errors.Unavailable(
-                f"{name!r}: all agents that {matches} are drained" + (" or lost" if self._leaving else ""),
-                hint="muster drain NAME --undo returns one to service",
-            )
-        if is_anywhere:
-            return self._choose_among([name for _, name in least], entry, name)
-        while (count := self._count(least[0][1])) != least[0][0]:  # the load has changed meanwhile
-            heapq.heapreplace(least, (count, least[0][1]))
-        return least[0][1]
+        return self._matching[key][1]
 
-    def _choose_among(self, agents: list[str], entry: manifest.ManifestEntry, name: str) -> str:
+    def _accepting(self, entry: manifest.ManifestEntry, name: str) -> list[str]:
+        """Raises `errors.Unavailable` if there are none."""
+        agents = [agent for _, agent in self._least_loaded(entry)]
+        if not agents:
+            raise self._none_accepts(entry, name)
+        return agents
+
+    def _none_accepts(self, entry: manifest.ManifestEntry, name: str) -> errors.Unavailable:
+        matches = f"match {entry.where!r}" if entry.where else f"have the type {entry.type}"
+        return errors.Unavailable(
+            f"{name!r}: all agents that {matches} are drained" + (" or lost" if self._leaving else ""),
+            hint="muster drain NAME --undo returns one to service",
+        )
+
+    def _suited(self, agents: list[str], entry: manifest.ManifestEntry, name: str) -> list[str]:
+        """Those of the agents that `Placement` does not exclude. Raises `errors.Unavailable` if it excludes
+        all."""
         placement = entry.placement or protocol.Placement()
         left, excluded = agents, dict[str, int]()
 
@@ -258,10 +331,12 @@ class _Agents:
             left = kept
 
         if (near := placement.affinity) is not None:
-            keep(f"host nothing that matches the affinity {near!r}", lambda agent: agent in self._hosts(near))
+            keep(
+                f"host nothing that matches the affinity {near!r}", lambda agent: self._hosts(near)[agent] > 0
+            )
         if (far := placement.anti_affinity) is not None:
             reason = f"host something that matches the anti-affinity {far!r}"
-            keep(reason, lambda agent: agent not in self._hosts(far))
+            keep(reason, lambda agent: not self._hosts(far)[agent])
         for fact, wanted in (("cpus", placement.cpu), ("memory_mb", placement.memory_mb)):
             if wanted:
                 reason = f"have less than {wanted:g} {fact} left"
@@ -272,7 +347,11 @@ class _Agents:
                 f"{name!r}: none of {units.format_count(len(agents), 'agent')} is suitable: {why}",
                 hint="add machines, or relax `placement`",
             )
-        spread = self._spread[entry.name]
+        return left
+
+    def _ranking(self, entry: manifest.ManifestEntry) -> Callable[[str], tuple[int, int, int, str]]:
+        """The lower, the better."""
+        placement, spread = entry.placement or protocol.Placement(), self._spread[entry.name]
         zones: collections.Counter[str] = collections.Counter()
         for agent, count in spread.items():
             zones[self._state.zone_of(agent)] += count
@@ -281,10 +360,10 @@ class _Agents:
             in_zone = zones[self._state.zone_of(agent)] if placement.spread == "zone" else 0
             return in_zone, spread[agent] if placement.spread != "none" else 0, self._count(agent), agent
 
-        return min(left, key=rank)
+        return rank
 
-    def _hosts(self, predicate: str) -> set[str]:
-        """Agents that host a resource that matches."""
+    def _hosts(self, predicate: str) -> collections.Counter[str]:
+        """How many resources that match an agent hosts."""
         if predicate not in self._hosting:
             matches = python.compile(parser.parse(predicate))
             specs = [
@@ -293,9 +372,9 @@ class _Agents:
                 if not resource.deleting and resource.spec.name not in self._leaving
             ]
             specs += [spec for chosen in self._chosen.values() for spec in chosen]
-            self._hosting[predicate] = {
+            self._hosting[predicate] = collections.Counter(
                 spec.agent for spec in specs if matches(_attributes(self._state, spec).get)
-            }
+            )
         return self._hosting[predicate]
 
     def _left(self, agent: str, fact: str) -> float:
@@ -305,15 +384,25 @@ class _Agents:
             return math.inf
         if agent not in self._requested:
             self._requested[agent] = [0.0, 0.0]
-            hosted = [self._state.resources[name].spec for name in self._state.hosted(agent)]
-            for spec in (*hosted, *self._chosen[agent]):
-                self._request(spec)
+            hosted = [name for name in self._state.hosted(agent) if name not in self._leaving]
+            for spec in (*(self._state.resources[name].spec for name in hosted), *self._chosen[agent]):
+                self._request(spec, 1)
         return total - self._requested[agent][fact != "cpus"]
 
-    def _request(self, spec: protocol.ResourceSpec) -> None:
+    def _request(self, spec: protocol.ResourceSpec, sign: int) -> None:
         if spec.placement is not None and spec.agent in self._requested:
-            self._requested[spec.agent][0] += spec.placement.cpu
-            self._requested[spec.agent][1] += spec.placement.memory_mb
+            self._requested[spec.agent][0] += sign * spec.placement.cpu
+            self._requested[spec.agent][1] += sign * spec.placement.memory_mb
+
+
+def _movable_entry(spec: protocol.ResourceSpec) -> manifest.ManifestEntry:
+    """What decides where a resource that may move is placed."""
+    return manifest.ManifestEntry(
+        name=spec.entry or spec.name,
+        type=spec.type,
+        where=spec.where or None,
+        placement=spec.placement or protocol.Placement(),
+    )
 
 
 def _attributes(state: assignments.AssignmentProcessor, spec: protocol.ResourceSpec) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from muster.manage.registry import (
     agent_selection,
     assignments,
     enrolment_store,
+    moves,
     records,
     registry_log,
     rollout,
@@ -45,22 +46,12 @@ READS = (
     *("plan", "get", "existing", "describe", "enumerate", "summary", "agents", "managers"),
     *("attributes", "check-condition", "rollouts", "rollout-steps", "revisions", "secrets", "secret-key"),
     *("orphans", "forgotten", "jobs", protocol.JOB_RUNS, protocol.LOGS, *protocol.ENROLMENT_READS),
+    "rebalance-plan",
 )
 CHANGES = (
     *("apply", "create", "put", "rename", "delete", "drain", "undrain", "forget"),
-    *(
-        "exec",
-        "rollout",
-        "pause",
-        "resume",
-        "abort",
-        "undo",
-        "job-run",
-        "secret-set",
-        "secret-delete",
-        protocol.SECRET,
-    ),
-    protocol.ENROLMENT_SET,
+    *("exec", "rollout", "pause", "resume", "abort", "undo", "rebalance", "job-run"),
+    *("secret-set", "secret-delete", protocol.SECRET, protocol.ENROLMENT_SET),
 )
 NAMES_MAX = 1_000  # names in a reply; all are counted
 PAGE = 2_000  # rows in one reply, as far as they fit (`views.page`)
@@ -147,7 +138,7 @@ class RegistryHandlers:
                 return rows.SecretDeleted(deleted=arguments["name"])
             case protocol.ENROLMENT_SET:
                 return self._enrolment_store.get(arguments["token"])
-            case "rollout" | "undo":
+            case "rollout" | "undo" | "rebalance":
                 return await self.rollouts.row(rollout.rollout_id(request))
             case "job-run":
                 return self.jobs.started(arguments["name"], request)
@@ -531,6 +522,35 @@ class RegistryHandlers:
                 raise errors.Conflict(f"the group {group!r} is already as it was then")
             id = await self._begin_update(state, by, steps)
         return await self.rollouts.row(id)
+
+    async def _rebalance_plan(self, where: str = "", after: str = "", limit: int = PAGE) -> dict[str, Any]:
+        """What `rebalance` would move."""
+        async with self._registry.writing() as state:  # it visits what would change meanwhile
+            found = await self._find_moves(state, where)
+        return views.page(
+            (name for name in found if name > after), found.__getitem__, max(1, min(limit, PAGE))
+        )
+
+    async def _rebalance(self, by: str, where: str = "") -> rows.RolloutRow:
+        """Move what fits better on other agents, by the update policies of the resources."""
+        async with self._registry.writing() as state:
+            steps = {}
+            for name, move in (await self._find_moves(state, where)).items():
+                before = state.resources[name].spec
+                after = manifest.placed(before, move.to, state.zone_of(move.to))
+                steps[name] = rollout.RolloutStep(before=before, after=after)
+            if not steps:
+                raise errors.Conflict(
+                    "nothing has to be moved", hint="`muster rebalance` shows what would be"
+                )
+            id = await self._begin_update(state, by, steps)
+        return await self.rollouts.row(id)
+
+    async def _find_moves(
+        self, state: assignments.AssignmentProcessor, where: str
+    ) -> dict[str, rows.MoveRow]:
+        presence, now = self._registry.presence, asyncio.get_running_loop().time()
+        return await asyncio.to_thread(moves.rebalance, state, presence, now, where)
 
     async def _revisions(self, group: str, after: str = "", limit: int = PAGE) -> dict[str, Any]:
         found = {f"{row.revision:09}/{row.name}": row for row in self.rollouts.revisions(group)}

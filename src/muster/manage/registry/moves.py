@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from muster.core import errors, health
-from muster.manage import protocol
+from muster.manage import protocol, rows
 from muster.manage.registry import agent_selection, assignments, records, views
 
 MOVES_MAX = 500  # in one commit
@@ -190,3 +190,23 @@ def _end_deletions(
         ):
             state.remove(decided.changes, name)
             decided.ended.setdefault(resource.spec.agent, []).append(name)
+
+
+def rebalance(
+    state: assignments.AssignmentProcessor, presence: views.AgentPresence, now: float, where: str
+) -> dict[str, rows.MoveRow]:
+    """What may move, runs, and fits better elsewhere; only of those that match ``where``."""
+
+    def suits(agent: str) -> bool:
+        return not state.agents[agent].cordoned and is_suitable(state, presence, agent, now)
+
+    agents = {agent for agent in state.agents_of_movable if suits(agent)}
+    names = [name for agent in agents for name in state.movable(agent)]
+    chosen = views.select(state, None, where, "") if where else names
+    movable = [
+        name
+        for name in sorted(set(names) & set(chosen))
+        if not (state.resources[name].deleting or state.resources[name].is_leaving)
+        and _is_to_run(state, name)
+    ]
+    return agent_selection.rebalance(state, movable, suits)

@@ -191,6 +191,8 @@ pause, resume, abort = (
     for declared in (operations.PAUSE, operations.RESUME, operations.ABORT)
 )
 undo = router.operation("POST /groups/{group}/undo", operations.UNDO, group=base.ResourceName)
+router.operation("GET /moves", operations.REBALANCE_PLAN, key=("name",))
+router.operation("POST /moves", operations.REBALANCE)
 router.operation("GET /jobs", operations.JOBS, key=("name",))
 
 

@@ -67,12 +67,12 @@ def path(name: str) -> pathlib.Path:
 
 
 def _parent() -> pathlib.Path:
+    mount = None
     for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines():
         fields, _, source = line.partition(" - ")
         if source.startswith(f"{_TYPE} "):
-            mount = pathlib.Path(fields.split()[4])
-            break
-    else:
+            mount = pathlib.Path(fields.split()[4])  # a later one may cover an earlier one
+    if mount is None:
         raise errors.Refused("this machine has no control groups of version 2")
     own = pathlib.Path("/proc/self/cgroup").read_text().splitlines()
     path = next((line.removeprefix(_OWN) for line in own if line.startswith(_OWN)), "/")

@@ -61,7 +61,14 @@ class SystemdAdapter(base.Adapter):
 
     async def put(self, config: SystemdUnitConfig) -> None:
         self._config = config
-        if await asyncio.to_thread(_write, config):
+        try:
+            is_changed = await asyncio.to_thread(_write, config)
+        except OSError as error:
+            raise errors.Refused(
+                f"cannot write {_path(config)}: {error.strerror}; the agent has to run as root, and its unit "
+                f"needs ReadWritePaths={_path(config).parent}"
+            ) from error
+        if is_changed:
             await self._systemctl("daemon-reload")
             await self._systemctl("try-restart", unit=True)  # the running unit has the old definition
         await self.close()

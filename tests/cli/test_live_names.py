@@ -85,7 +85,8 @@ def completed(line: str, home: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "names"),
     {
-        "muster describe ": ["web-1", "web-2"],
+        "muster describe ": ["machine", "web-1", "web-2"],
+        "muster describe machine l": ["local"],
         "muster get web-1 web-": ["web-1", "web-2"],
         "muster watch web-2": ["web-2"],
         "muster exec web-1 re": ["restart"],

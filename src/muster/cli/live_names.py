@@ -164,6 +164,13 @@ async def _joined(bus: api.Bus, _: str, __: dict[str, Any]) -> Iterable[str]:
     return [row["name"] for row in rows]
 
 
+async def _described(bus: api.Bus, begun: str, params: dict[str, Any]) -> Iterable[str]:
+    """``describe [machine] NAME``."""
+    if params.get("names"):
+        return await _rows("agents", "name")(bus, begun, params)
+    return ["machine", *await _resources(bus, begun, params)]
+
+
 async def _processes(bus: api.Bus, _: str, __: dict[str, Any]) -> Iterable[str]:
     from muster.core import subjects
     from muster.manage import protocol
@@ -286,6 +293,7 @@ def _keyring(names: Callable[[keyring.Keyring], Iterable[str]]) -> Completer:
 RESOURCES = _completer(_resources)
 RESOURCE_OPERATION = _completer(_words)
 AGENTS = _completer(_rows("agents", "name"))
+RESOURCE_OR_MACHINE = _completer(_described)
 RESOURCES_AND_AGENTS = _completer(_resources, _rows("agents", "name"))
 ROLLOUTS = _completer(_rows("rollouts", "id"))
 JOBS = _completer(_rows("jobs", "name"))

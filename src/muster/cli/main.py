@@ -104,7 +104,9 @@ COMMANDS: dict[str, CommandEntry] = {
         "Follow and control gradual changes: updates, and operations on many resources.",
     ),
     "get": CommandEntry("resources.live_state", "Resources", "List resources and their states."),
-    "describe": CommandEntry("resources.live_state", "Resources", "Show the details of a resource."),
+    "describe": CommandEntry(
+        "resources.live_state", "Resources", "Show the details of a resource, or all of a machine."
+    ),
     "targets": CommandEntry(
         "resources.live_state", "Resources", "List the resources that a predicate selects."
     ),

@@ -56,6 +56,7 @@ LOGS = "logs"  # the verb that reads logs: it changes nothing, and needs the rig
 JOB_RUNS = "job-runs"  # contains the ends of logs
 #: The verbs of the process that issues and redeems enrolment tokens.
 ENROLMENT_READS, ENROLMENT_SET = ("enrolments", "enrolment"), "enrolment-set"
+SENSOR = "sensor"  # the fact of an agent that names the identity of the sensor of its machine
 HELLO_S = 30.0  # interval at which agents announce themselves
 INVENTORY_PAGE = 2_000  # resources in one announcement
 

@@ -42,7 +42,14 @@ FACTORIES: Sequence[Factory] = (
         if settings.inform.enabled
         else None
     ),
-    lambda settings: management.ManagementComponent(settings.manage) if settings.manage.enabled else None,
+    lambda settings: (
+        management.ManagementComponent(
+            settings.manage,
+            monitor.SensorComponent(settings.sensor, settings.manage.machine_suffix).identity,
+        )
+        if settings.manage.enabled
+        else None
+    ),
     lambda settings: domain_tree.ParentNode(settings.manage) if settings.manage.children else None,
     lambda settings: domain_tree.ChildNode(settings.manage) if settings.manage.parent else None,
     lambda settings: (

@@ -53,8 +53,10 @@ class ManagementComponent:
     depends_on: Sequence[str] = ()
     vital = False
 
-    def __init__(self, manage_settings: settings.ManageSettings) -> None:
+    def __init__(self, manage_settings: settings.ManageSettings, sensor: str = "") -> None:
+        """``sensor``: the identity of the sensor of this machine."""
         self._settings = manage_settings
+        self._sensor = sensor
         self._context: context_.ComponentContext
         self._children: dict[str, children.ChildSupervisor] = {}
         self._unready: set[str] = set()
@@ -136,6 +138,7 @@ class ManagementComponent:
     def _supervisor(self, name: str) -> children.ChildSupervisor:
         async def launch() -> children.ProcessHandle:
             task = await asyncio.to_thread(_worker_config, self._context, self._settings, name)
+            task = msgspec.structs.replace(task, sensor=self._sensor)
             self._unready.add(name)
             pid = await self._context.fork_server.spawn(name, task, self._unready.discard)
             await asyncio.to_thread(self._context.folder.record_child, name, pid)

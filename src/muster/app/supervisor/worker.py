@@ -86,6 +86,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     keys: str = ""
     folder: str = ""
     zone: str = "default"
+    sensor: str = ""
     beat_s: float = 5.0
     manager_ttl_s: float = 6.0
     lease_ttl_s: float = leases.TTL_S
@@ -156,6 +157,7 @@ async def run(task: WorkerConfig, stop: asyncio.Event, ready: Callable[[], None]
                     keep_peer=await connect_directly(stack, direct, bus),
                     measure=measure,
                     guard=deadlines.WatchdogProcess(pathlib.Path(task.folder)),
+                    sensor=task.sensor,
                 )
             case "information-node":
                 direct = direct_bus.DirectBus(bus, bus.identity, lambda _: "")

@@ -60,14 +60,51 @@ def get(
         )
 
 
-@click.command(cls=command.MusterCommand, examples=[("muster describe web-1", "")])
-@click.argument("name", shell_complete=live_names.RESOURCES)
+@click.command(
+    cls=command.MusterCommand,
+    examples=[
+        ("muster describe web-1", ""),
+        ("muster describe machine host-b", "its resources, metrics, alerts and receivers"),
+    ],
+)
+@click.argument(
+    "names", nargs=-1, required=True, metavar="[machine] NAME", shell_complete=live_names.RESOURCE_OR_MACHINE
+)
 @connection.options
 @command.pass_invocation
-def describe(invocation: command.Invocation, name: str, to: connection.ConnectionOptions) -> None:
-    """Show the details of a resource."""
-    details = registry_calls.call_registry(invocation, to, lambda fleet: fleet.describe(name))
+def describe(
+    invocation: command.Invocation, names: tuple[str, ...], to: connection.ConnectionOptions
+) -> None:
+    """Show the details of a resource, or all of a machine."""
+    if len(names) == 2 and names[0] == "machine":
+        _describe_machine(invocation, names[1], to)
+        return
+    if len(names) != 1:
+        raise click.UsageError("give the name of a resource, or machine and the name of its agent")
+    details = registry_calls.call_registry(invocation, to, lambda fleet: fleet.describe(names[0]))
     invocation.printer.facts(_for_people(details) if invocation.printer.for_people else details)
+
+
+def _describe_machine(invocation: command.Invocation, name: str, to: connection.ConnectionOptions) -> None:
+    from muster.client import machine
+
+    details = connection.call(invocation, to, lambda bus: machine.describe(bus, name))
+    printer = invocation.printer
+    if not printer.for_people:
+        printer.facts(details)
+        return
+    agent, report = details.agent, details.report
+    facts: dict[str, Any] = {"name": name, "agent": agent.state if agent else "none"}
+    facts |= {"zone": agent.zone, **agent.labels, **agent.facts} if agent else {}
+    facts |= {"reported": f"by {report.machine}", **report.metrics} if report else {"reported": "not lately"}
+    printer.facts(facts)
+    _print(invocation, details.resources, "")
+    printer.rows(
+        details.alerts, ("severity", "rule", "about", "state", "since_ms"), of="alert", empty="no alerts"
+    )
+    printer.rows(details.receivers, ("receiver", "state", "policy"), of="receiver", empty="no receivers")
+    for note in details.notes:
+        printer.note(note)
 
 
 def _for_people(details: rows.ResourceDescription) -> dict[str, Any]:

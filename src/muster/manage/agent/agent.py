@@ -83,10 +83,11 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
         keep_peer: Callable[[frames.PeerAddress], None] | None = None,
         measure: metrics.Metrics | None = None,
         guard: deadlines.ResourceWatchdog | None = None,
+        sensor: str = "",
         elapsed_s: Callable[[], float] = watchdog.elapsed_s,
     ) -> None:
         """``keep_peer`` is called with the address of a manager that accepts direct connections. Without a
-        ``guard``, none of its resources may move."""
+        ``guard``, none of its resources may move. ``sensor``: the identity of the sensor of its machine."""
         super().__init__(name or bus.identity, folder, adapters)
         self.broker_access = broker_access
         self._bus = bus
@@ -94,6 +95,7 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
         self._labels = dict(labels or {})
         self._beat_s = beat_s
         self._machine = machine
+        self._sensor = sensor
         self._keep_peer = keep_peer
         self._clock = clock
         self._boot = int(clock() * 1000)
@@ -188,7 +190,7 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
             machine=self._machine,
             zone=self._zone,
             labels=self._labels,
-            facts=collect_facts(),
+            facts=collect_facts() | ({protocol.SENSOR: self._sensor} if self._sensor else {}),
             types=self._types,
             hosted=hosted,
             after=after,

@@ -9,6 +9,7 @@ import pytest
 from axe_playwright_python.async_playwright import Axe
 
 from muster.testing import child_process
+from tests.web import conftest
 from tests.web.conftest import Api, wait_until
 
 NASTY = "<img src=x onerror=alert(1)><script>alert(1)</script>"
@@ -115,6 +116,40 @@ async def test_every_page_is_live_and_accessible_in_both_colour_schemes(furnishe
     assert problems == {}
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_pages_of_an_empty_domain_and_of_five_machines(tmp_path, visit):
+    small = conftest.start(tmp_path / "home")
+    conftest.stop(small)
+    file = small.place / "muster.toml"
+    file.write_text(file.read_text().replace("[sensor]\nenabled = true", "[sensor]\nenabled = false"))
+    small = conftest.start(small.place)
+    try:
+        here = await visit("admin", running=small)
+        general = [path for path in PAGES if "?" not in path]
+        for path in general:
+            await here.open(path)
+            await here.live()
+            assert await here.page.locator("main .problem").count() == 0, path
+            assert await serious(here.page) == [], path
+        await here.open("/map")
+        assert "No machine has reported yet" in await here.page.inner_text("main")
+        fleet = await child_process.start_muster(
+            *("simulate", "sensors", "--machines", "5", "--groups", "2", "--period", "1s"),
+            env={"MUSTER_HOME": str(small.place)},
+        )
+        async with fleet:
+            # The open page becomes a map by itself.
+            await here.until("document.querySelector('.fleet-map')?.dataset.drawn === '5'")
+            for path in general:
+                await here.open(path)
+                await here.live()
+                assert await serious(here.page) == [], path
+            await here.keep("five-machines")
+    finally:
+        conftest.stop(small)
+
+
 @pytest.mark.timeout(300)
 async def test_on_a_phone_nothing_is_wider_than_the_screen(furnished, visit):
     here = await visit("vera", viewport={"width": 360, "height": 740}, is_mobile=True, has_touch=True)
@@ -181,7 +216,7 @@ async def test_a_drag_over_a_chart_zooms_all_charts_and_the_arrows_read_values(f
     assert await here.page.get_attribute("#range-live", "aria-pressed") == "false"
     await here.open("/report-delay")  # the next page has the same range
     await here.until("document.querySelectorAll('figure.plot .u-over').length >= 1")
-    await here.page.select_option("#f-last", "5m")
+    await here.page.select_option("#range-last", "5m")
     await here.until("document.querySelector('#range-live').getAttribute('aria-pressed') === 'true'")
     await here.until(
         "document.querySelector('figure.plot').getAttribute('aria-label').includes('Now median')"
@@ -199,6 +234,10 @@ async def test_the_map_shows_and_finds_every_machine(furnished, visit):
     assert "up 1" in await here.page.inner_text("#map-legend")
     await here.page.select_option("#map-metric", "cpu_percent")
     await here.until("document.querySelector('#map-legend').textContent.includes('100 %')")
+    await here.page.hover(".fleet-map canvas", position={"x": 8, "y": 30})
+    tip = await here.page.inner_text(".fleet-map .tip")
+    assert "sensor" in tip, tip
+    assert "default, default" in tip, tip
     await here.page.fill("#map-search", "nothing")
     assert "0 found" in await here.page.inner_text("#map-count")
     await here.page.fill("#map-search", "SENS")

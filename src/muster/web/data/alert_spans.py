@@ -78,7 +78,13 @@ def in_words(condition: str, value: float | None) -> str:
 def limit_of(condition: str, metric: str) -> float | None:
     """The limit of a condition about this metric; None if it is about something else."""
     compared = _compared(condition)
-    return compared[2] if compared is not None and _base(compared[0])[0] == metric else None
+    return compared[2] if compared is not None and metric_of(condition) == metric else None
+
+
+def metric_of(condition: str) -> str | None:
+    """The metric that a simple condition is about."""
+    compared = _compared(condition)
+    return None if compared is None else _base(compared[0])[0]
 
 
 @functools.lru_cache(1000)

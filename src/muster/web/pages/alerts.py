@@ -62,7 +62,13 @@ async def alert_table(request: page.PageRequest, shown: Sequence[messages.Alert]
             "There are no alerts.", "The pipeline evaluates rules; the domain checks budgets."
         )
     return templates.render(
-        "alerts.html", request=request, groups=by_rule(shown), about=_about, words=_words, hidden=hidden
+        "alerts.html",
+        request=request,
+        groups=by_rule(shown),
+        about=_about,
+        words=_words,
+        chart_of=_chart_of,
+        hidden=hidden,
     )
 
 
@@ -75,6 +81,15 @@ def _about(about: str) -> Child:
 
 def _words(alert: messages.Alert) -> str:
     return alert_spans.in_words(alert.condition, alert.value) or widgets.measurement(alert.value)
+
+
+def _chart_of(alert: messages.Alert) -> str | None:
+    """The chart of what the rule is about, with its threshold and when it fired."""
+    metric = alert_spans.metric_of(alert.condition)
+    scope, _, name = alert.about.partition(":")
+    if metric is None or scope not in ("system", *PAGES):
+        return None
+    return page.link_to("/history", scope="machine" if scope == "node" else scope, name=name, metric=metric)
 
 
 def timeline(spans: Sequence[alert_spans.AlertSpan], now_s: float) -> Markup:

@@ -134,7 +134,7 @@ def history(request: page.PageRequest) -> page.DashboardPage:
     return page.DashboardPage(
         "History",
         (
-            plots.section(request, metric, plot, wide=True, none="Enter a name above."),
+            plots.section(request, metric, plot, id="history", wide=True, none="Enter a name above."),
             page.PageSection("rows", "Reports of machines, newest first", rows, ("history",), 30.0),
         ),
         lead="Read from the tables that the pipeline writes.",

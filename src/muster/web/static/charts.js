@@ -7,7 +7,7 @@
   const LINES = ["--line-1", "--line-2", "--line-3"];
   const SPANS = {m: 60, h: 3600, d: 86400};
   const PLOT_HEIGHT = 190, AT_ONCE = 4, STEPS = 300, DRAG_MIN = 4;
-  const [last, from, to, live] = ["f-last", "range-from", "range-to", "range-live"].map((id) => document.getElementById(id));
+  const [last, from, to, live] = ["range-last", "range-from", "range-to", "range-live"].map((id) => document.getElementById(id));
   const ink = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const nowS = () => Date.now() / 1000;
   const spanS = (text) => parseInt(text, 10) * SPANS[text.slice(-1)];

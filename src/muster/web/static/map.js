@@ -67,7 +67,7 @@
         this.take(await answer.json());
       } catch { /* the next time */ } finally {
         this.busy = false;
-        this.at = performance.now();
+        this.loadedMs = performance.now();
       }
     }
 
@@ -275,7 +275,7 @@
   const begin = () => {
     for (const root of document.querySelectorAll(".fleet-map")) {
       if (!maps.has(root)) maps.set(root, root.fleetMap = new FleetMap(root));
-      else if (performance.now() - (maps.get(root).at || 0) > EVERY_MS) maps.get(root).load();
+      else if (performance.now() - (maps.get(root).loadedMs || 0) > EVERY_MS) maps.get(root).load();
     }
     for (const root of maps.keys()) if (!root.isConnected) maps.delete(root);
   };

@@ -250,9 +250,9 @@ def rows(quick: bool, gateway_port: int, gateway_pids: tuple[int, ...]) -> list[
             f"best of {plan.rounds} rounds of each side; {_CLIENTS}; {stored}",
             _persistent(all_sides, plan),
         )
-        delays, clients_cpu = _transit(all_sides, plan)
+        delays, clients_cpu, received_s = _transit(all_sides, plan)
     if not quick:
-        _draw(delays)
+        _draw(delays, received_s)
     load = (
         f"{SUBSCRIBERS} subscribers on {CONNECTIONS} connections, evenly; the publisher on its own; topic, "
         f"non-persistent, AUTO_ACKNOWLEDGE; every subscriber measured; the sides took {plan.moments} turns; "
@@ -266,6 +266,14 @@ def rows(quick: bool, gateway_port: int, gateway_pids: tuple[int, ...]) -> list[
             [
                 *_compared(f"transit p50, {of}", "µs", "lower", _each(by_side, p50), _AS_ARTEMIS, samples),
                 *_compared(f"transit p99, {of}", "µs", "lower", _each(by_side, p99), samples=samples),
+                *_compared(
+                    f"transit standard deviation, {of}",
+                    "µs",
+                    "lower",
+                    _each(by_side, deviation),
+                    samples=samples,
+                ),
+                *_compared(f"received, {of}", "messages/s", "higher", received_s[cell], samples=samples),
                 *_compared(
                     f"slowest subscriber's transit p99, {of}",
                     "µs",
@@ -285,6 +293,10 @@ def p50(delays: Delays) -> float:
 
 def p99(delays: Delays) -> float:
     return float(np.nanpercentile(delays, 99, method="inverted_cdf"))
+
+
+def deviation(delays: Delays) -> float:
+    return float(np.nanstd(delays))
 
 
 def slowest_p99(delays: Delays) -> float:
@@ -398,8 +410,10 @@ def replicated_rows(quick: bool, gateway_port: int, replicas: int) -> list[harne
 
 def _transit(
     all_sides: dict[str, Side], plan: Plan
-) -> tuple[dict[Cell, dict[str, Delays]], dict[Cell, dict[str, float]]]:
-    """Every delay of every subscriber, and how much of a core the client used, by cell and side."""
+) -> tuple[dict[Cell, dict[str, Delays]], dict[Cell, dict[str, float]], dict[Cell, dict[str, float]]]:
+    """By cell and side: every delay of every subscriber, how much of a core the client used, and the messages
+    that all subscribers received in a second.
+    """
     for side in all_sides.values():
         side.load.ask(f"subscribe {CONNECTIONS} {SUBSCRIBERS}")
         side.run(200 * plan.subscribed_warm_up_s, 100, 200)
@@ -426,7 +440,11 @@ def _transit(
         cell: {name: 100 * used_s / took_s[cell][name] for name, used_s in by_side.items()}
         for cell, by_side in cpu_s.items()
     }
-    return delays, cpu
+    received_s = {
+        cell: {name: delays[cell][name].size / used_s for name, used_s in by_side.items()}
+        for cell, by_side in took_s.items()
+    }
+    return delays, cpu, received_s
 
 
 def read_delays(file: pathlib.Path, subscribers: int) -> Delays:
@@ -436,14 +454,16 @@ def read_delays(file: pathlib.Path, subscribers: int) -> Delays:
     return delays
 
 
-def _draw(delays: dict[Cell, dict[str, Delays]]) -> None:
-    """The paper's figures 3 to 10, as far as its text gives them: mean transit delay and deviation."""
+def _draw(delays: dict[Cell, dict[str, Delays]], received_s: dict[Cell, dict[str, float]]) -> None:
+    """The paper's figures 3 to 10, as far as its text gives them: mean transit delay and deviation by payload
+    and rate, and the throughput at the receivers by the rate of small payloads.
+    """
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    figure, axes = plt.subplots(1, 3, figsize=(13, 3.4), layout="constrained")
     panels = (
         (axes[0], [cell for cell in delays if cell.rate == 25], "bytes, at 25 messages/s"),
         (axes[1], [cell for cell in delays if cell.size == 100], "messages/s of 100 bytes"),
@@ -463,6 +483,14 @@ def _draw(delays: dict[Cell, dict[str, Delays]]) -> None:
         axis.set_ylabel("transit delay, ms (mean ± deviation)", fontsize=8)
         axis.set_ylim(bottom=0)
     axes[1].set_xscale("log")
+    small = [cell for cell in delays if cell.size == 100]
+    for name, title in _NAMES.items():
+        axes[2].plot(
+            [cell.rate for cell in small], [received_s[cell][name] for cell in small], "o-", label=title
+        )
+    axes[2].set(xscale="log", yscale="log")
+    axes[2].set_xlabel("messages/s of 100 bytes", fontsize=8)
+    axes[2].set_ylabel(f"received a second by {SUBSCRIBERS} subscribers", fontsize=8)
     axes[0].legend(fontsize=7, frameon=False)
     figure.savefig(harness.RESULTS / "message-transit.png", dpi=110)
     plt.close(figure)

@@ -24,14 +24,12 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pyarrow as pa
-from lxml import etree
 
-from benchmarks import harness, measure, monitor_rows
+from benchmarks import harness, measure, monitor_figures, monitor_rows, monitor_xml
 from muster.app.operations import capacity_check
 from muster.bus.brokers import broker, config
 from muster.bus.client import client as bus_client
@@ -59,14 +57,16 @@ TRIGGER_S = 5.0  # half of the default, so that a short run has batches enough
 def run(quick: bool) -> list[harness.Row]:
     for profile in PROFILES:
         print(f"  {monitor_rows.plan(MACHINES, profile).describe()}")
-    forms = _forms("plain", SIZES, rounds=3 if quick else 9)
-    realistic = _forms("realistic", (ROWS,), rounds=3 if quick else 9)
-    channel_s = asyncio.run(_channel("plain", 200_000 if quick else 600_000, quick))
-    realistic_channel_s = asyncio.run(_channel("realistic", 60_000 if quick else 200_000, quick))
+    forms = measure_forms("plain", SIZES, rounds=3 if quick else 9)
+    realistic = measure_forms("realistic", (ROWS,), rounds=3 if quick else 9)
+    channel_s = asyncio.run(measure_channel("plain", 200_000 if quick else 600_000, quick))
+    realistic_channel_s = asyncio.run(measure_channel("realistic", 60_000 if quick else 200_000, quick))
     predicted_s, measured_s = asyncio.run(_propagation(quick))
     result = asyncio.run(_whole_way(quick))
     if not quick:
-        _draw(forms, channel_s)
+        monitor_figures.draw(
+            {name: forms[name] for name in ("xml", "arrow")}, trees_of(forms, channel_s), channel_s
+        )
     return [
         harness.Row(
             metric="one channel, single reports, a core",
@@ -177,7 +177,7 @@ def _waiting_rows(name: str, waiting_s: float, predicted_s: float, measured_s: f
 # -- one channel -------------------------------------------------------------------------------------------
 
 
-async def _channel(profile: str, total: int, quick: bool) -> float:
+async def measure_channel(profile: str, total: int, quick: bool) -> float:
     """The best of some rounds: rows that one second of the channel's CPU time carried."""
     with tempfile.TemporaryDirectory() as folder:
         settings = config.BrokerConfig(name="b", directory=pathlib.Path(folder))
@@ -264,7 +264,7 @@ Maker = Callable[[list[messages.NodeReport], int], tuple[dict[str | None, int], 
 """From rows, and how many messages of them, to the sizes of a message by codec and the steps of a channel."""
 
 
-def _forms(profile: str, sizes: Sequence[int], *, rounds: int) -> dict[str, Form]:
+def measure_forms(profile: str, sizes: Sequence[int], *, rounds: int) -> dict[str, Form]:
     rows = monitor_rows.reports_(ROWS * 11 // 10, profile)[:ROWS]  # some are silent
     makers: dict[str, Maker] = {"arrow": _arrow, "json": _json, "xml": _xml}
     forms = {}
@@ -328,50 +328,18 @@ def _json(rows: list[messages.NodeReport], turns: int) -> tuple[dict[str | None,
 
 
 def _xml(rows: list[messages.NodeReport], turns: int) -> tuple[dict[str | None, int], Steps]:
-    """As quickly as lxml lets us, which is quicker than our own door, where every field is checked."""
     data = report_xml.encode(
         columns.GroupReport(group="g", from_ms=0, to_ms=1, machines=len(rows), nodes=tuple(rows))
     )
-    node_tag, metric_tag = (f"{{{report_xml.NAMESPACE}}}{name}" for name in ("node-report", "metric"))
+
     once = _Once()
     held: list[messages.NodeReport] = []
 
-    def read(node: Any) -> messages.NodeReport:
-        get = node.get
-        return messages.NodeReport(
-            machine=get("machine"),
-            group=get("group"),
-            zone=get("zone"),
-            boot=int(get("boot")),
-            sequence=int(get("sequence")),
-            at_ms=int(get("at-ms")),
-            period_s=float(get("period-s")),
-            metrics={element.get("name"): float(element.text) for element in node.iterchildren(metric_tag)},
-        )
-
     def take(turn: int) -> object:
-        parsed = [read(node) for node in etree.fromstring(data).iterchildren(node_tag)]
-        held[:] = [row for row in parsed if once.sees(row, turn)]
+        held[:] = [row for row in monitor_xml.read_xml(data) if once.sees(row, turn)]
         return held
 
-    def write() -> object:
-        root = etree.Element("group-report")
-        for row in held:
-            facts = {
-                "machine": row.machine,
-                "group": row.group,
-                "zone": row.zone,
-                "boot": str(row.boot),
-                "sequence": str(row.sequence),
-                "at-ms": str(row.at_ms),
-                "period-s": repr(row.period_s),
-            }
-            node = etree.SubElement(root, "node-report", facts)
-            for name, value in row.metrics.items():
-                etree.SubElement(node, "metric", {"name": name}).text = repr(value)
-        return etree.tostring(root, encoding="utf-8")
-
-    return _compressed(data), (take, write)
+    return _compressed(data), (take, lambda: monitor_xml.write_xml(held))
 
 
 class _Once:
@@ -555,121 +523,13 @@ def _hierarchies(forms: dict[str, Form], channel_s: float) -> list[harness.Row]:
             peer_name="XML, lxml",
         )
         for ours, as_xml in zip(
-            _ours(forms, channel_s), capacity_model.table_2(forms["xml"].costs), strict=True
+            trees_of(forms, channel_s), capacity_model.table_2(forms["xml"].costs), strict=True
         )
     ]
 
 
-def _ours(forms: dict[str, Form], channel_s: float) -> tuple[capacity_model.Hierarchy, ...]:
+def trees_of(forms: dict[str, Form], channel_s: float) -> tuple[capacity_model.Hierarchy, ...]:
     """Single rows from the sensors, Arrow between channels."""
     return capacity_model.table_2(
         forms["arrow"].costs, first=capacity_model.CostParameters(message_s=1 / channel_s, row_s=0.0)
     )
-
-
-def _draw(forms: dict[str, Form], channel_s: float) -> None:
-    """The paper's figures, lost there and measured here."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    harness.RESULTS.mkdir(exist_ok=True)
-    _draw_channel(forms)
-    _draw_hierarchies(forms, channel_s)
-
-
-def _draw_channel(forms: dict[str, Form]) -> None:
-    """Figures 3 and 4: load, input and output time of one channel by its senders and the size of reports.
-
-    Points are measured; lines are the model's, with the costs fitted to them.
-    """
-    import numpy as np
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(2, 4, figsize=(15, 7))
-    for row, (label, name) in enumerate((("XML, lxml", "xml"), ("Arrow", "arrow"))):
-        form, costs = forms[name], forms[name].costs
-        axes[row][0].loglog(SIZES, [form.in_s[size] * 1e3 for size in SIZES], "o", label="in, measured")
-        axes[row][0].loglog(SIZES, [form.out_s[size] * 1e3 for size in SIZES], "s", label="out, measured")
-        sizes = np.geomspace(1, 1000)
-        axes[row][0].loglog(sizes, (costs.message_s + sizes * costs.row_s) * 1e3, label="in, model")
-        axes[row][0].loglog(sizes, (costs.out_message_s + sizes * costs.out_row_s) * 1e3, label="out, model")
-        axes[row][0].set(title=f"{label}: one message, ms", xlabel="reports in it")
-        axes[row][0].legend(fontsize=7)
-        for size in (1, 30, 1000):
-            senders = np.unique(np.geomspace(1, 3e6, 300).astype(int))
-            made = [_one_channel(int(n), size, costs) for n in senders]
-            kept = [figures for figures in made if figures.load < 1.5]
-            counted = senders[: len(kept)]
-            for place, (what, values) in enumerate(
-                (
-                    ("CPU, %", [100 * min(figures.load, 1.0) for figures in kept]),
-                    ("input time, ms", [min(figures.in_s * 1e3, 1e5) for figures in kept]),
-                    ("output time, ms", [figures.out_s * 1e3 for figures in kept]),
-                ),
-                start=1,
-            ):
-                axes[row][place].plot(counted, values, label=f"{size} reports each")
-                axes[row][place].set(title=f"{label}: {what}", xlabel="senders, every 30 s", xscale="log")
-                if place > 1:
-                    axes[row][place].set_yscale("log")
-        axes[row][1].legend(fontsize=7)
-    for axis in axes.flat:
-        axis.grid(visible=True, alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(harness.RESULTS / "monitor-channel.png", dpi=100)
-    plt.close(figure)
-
-
-def _one_channel(
-    senders: int, size: int, costs: capacity_model.CostParameters
-) -> capacity_model.ModelLevelFigures:
-    """A channel that holds for 30 s, with senders that do so too, each message of ``size`` reports."""
-    if size == 1:
-        tree = capacity_model.Hierarchy(
-            "one", 30.0, (capacity_model.HierarchyLevel(senders, 30.0, costs),), latest=True
-        )
-    else:
-        free = capacity_model.CostParameters(message_s=0.0, row_s=0.0)
-        levels = (
-            capacity_model.HierarchyLevel(size, 30.0, free),
-            capacity_model.HierarchyLevel(senders, 30.0, costs),
-        )
-        tree = capacity_model.Hierarchy("one", 30.0, levels, latest=True)
-    return capacity_model.figures(tree).levels[-1]
-
-
-def _draw_hierarchies(forms: dict[str, Form], channel_s: float) -> None:
-    """Figure 5: propagation time and load of the root by size, for the four hierarchies."""
-    import numpy as np
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(2, 2, figsize=(11, 7), sharex="col")
-    sides = {"XML": capacity_model.table_2(forms["xml"].costs), "rows, then Arrow": _ours(forms, channel_s)}
-    for column, (name, trees) in enumerate(sides.items()):
-        for tree in trees:
-            *below, root = tree.levels
-            each = max(1, capacity_model.capacity(tree) // math.prod(level.senders for level in below))
-            senders = np.unique(np.geomspace(max(1, each / 1000), each * 1.05, 200).astype(int))
-            made = [
-                capacity_model.figures(replace(tree, levels=(*below, replace(root, senders=int(n)))))
-                for n in senders
-            ]
-            machines = [prediction.machines for prediction in made]
-            axes[0][column].plot(
-                machines, [min(prediction.propagation_s, 200) for prediction in made], label=tree.name
-            )
-            axes[1][column].plot(
-                machines, [100 * min(prediction.root_load, 1) for prediction in made], label=tree.name
-            )
-        axes[0][column].set_title(f"{name}, costs measured here")
-        axes[0][column].set_ylabel("propagation, worst case, s")
-        axes[1][column].set_ylabel("load of the root, %")
-        axes[1][column].set_xlabel("machines")
-        for row in (0, 1):
-            axes[row][column].set_xscale("log")
-            axes[row][column].grid(visible=True, alpha=0.3)
-    axes[0][0].legend(fontsize=8)
-    figure.suptitle(f"Table 2's hierarchies; one core of a channel carries {channel_s:,.0f} single reports/s")
-    figure.tight_layout()
-    figure.savefig(harness.RESULTS / "monitor-hierarchies.png", dpi=110)
-    plt.close(figure)

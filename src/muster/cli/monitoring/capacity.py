@@ -191,8 +191,8 @@ def _print_trade_off(
         rows, ("staleness_s", "metrics", "machines", "depth", "period_s", "trigger_s", "channels", "brokers")
     )
     invocation.printer.note(
-        "These are fleets of even load, at the mean cost of a report. Batches vary: in benchmarks the largest "
-        "fleet that held is about a fifth smaller (`make bench-pipeline_plain`)."
+        "These are fleets of even load, at the mean cost of a report. Batches vary: in benchmarks the "
+        "largest fleet that held is about a fifth smaller (`make bench-pipeline_plain`)."
     )
     if path is not None:
         invocation.printer.note(f"wrote {path}")

@@ -11,7 +11,7 @@ import pytest_asyncio
 from muster.message import settings
 from muster.message.client import api as client_api
 from muster.message.client import consumers
-from muster.message.dispatcher import leadership, state
+from muster.message.dispatcher import leadership, rights
 from muster.testing import fixtures
 
 Dial = Callable[..., Awaitable[client_api.Connection]]
@@ -23,7 +23,7 @@ async def serving(
     identity: str = "dispatcher",
     message_settings: settings.MessageSettings | None = None,
     max_bytes: int = 1 << 30,
-    may: state.May = state.allow_all,
+    may: rights.May = rights.allow_all,
 ) -> AsyncIterator[leadership.DispatcherLeadership]:
     started = leadership.DispatcherLeadership(
         await connect(identity), message_settings, lease_ttl_s=2, max_bytes=max_bytes, may=may

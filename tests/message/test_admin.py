@@ -17,7 +17,8 @@ from muster.message import destinations, messages, partitions, protocol, selecto
 from muster.message import errors as message_errors
 from muster.message.client import api as client_api
 from muster.message.client import consumers
-from muster.message.dispatcher import admin, dispatcher, leadership
+from muster.message.dispatcher import dispatcher, leadership
+from muster.message.dispatcher.admin import queue_admin
 from muster.message.dispatcher.log import ledger
 from muster.testing import eventually, fixtures
 from muster.trust.permissions import roles
@@ -211,7 +212,7 @@ async def test_an_unused_queue_is_forgotten_and_starts_empty(
     dial: conftest.Dial, connect: fixtures.Connect, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(dispatcher, "WATCH_S", 0.05)
-    monkeypatch.setattr(admin, "FORGET_S", 0.0)
+    monkeypatch.setattr(queue_admin, "FORGET_S", 0.0)
     names = [f"for-{number}" for number in range(20)]
     message_settings = settings.MessageSettings(checkpoint_records=10)
     async with conftest.serving(connect, "first", message_settings):
@@ -252,16 +253,16 @@ async def test_a_queue_is_not_forgotten_while_the_log_has_something_of_it(
 ):
     """No checkpoint has cut what is done: a queue that began anew would hand it out again."""
     looks = 0
-    forget = admin.QueueAdmin.forget_idle_queues
+    forget = queue_admin.QueueAdmin.forget_idle_queues
 
-    async def look(self: admin.QueueAdmin, now: float) -> None:
+    async def look(self: queue_admin.QueueAdmin, now: float) -> None:
         nonlocal looks
         await forget(self, now)
         looks += 1
 
     monkeypatch.setattr(dispatcher, "WATCH_S", 0.05)
-    monkeypatch.setattr(admin, "FORGET_S", -1.0)
-    monkeypatch.setattr(admin.QueueAdmin, "forget_idle_queues", look)
+    monkeypatch.setattr(queue_admin, "FORGET_S", -1.0)
+    monkeypatch.setattr(queue_admin.QueueAdmin, "forget_idle_queues", look)
     async with conftest.serving(connect):
         connection = await dial()
         session = connection.session()
@@ -342,4 +343,4 @@ async def test_browsing_gives_others_their_turn(
     turns.cancel()
     await asyncio.wait([turns])
     assert in_turn.total() == 100
-    assert max(in_turn.values()) <= admin.AT_ONCE
+    assert max(in_turn.values()) <= queue_admin.AT_ONCE

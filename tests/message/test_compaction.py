@@ -124,7 +124,7 @@ class RandomLog:
             body = f"{self.bodies}".ljust(self.random.choice([10, 2000])).encode()
             copies.append(self.acting._delivery.copy_to(to, messages.MessageMeta(), "{}", body))
         record = ledger.LogRecord(stored=journal.count_by_queue(copies))
-        numbers = await self.acting._state.store(journal.JournalItem(copies, record))
+        numbers = await self.acting._log.store(journal.JournalItem(copies, record))
         for copy, number in zip(copies, numbers, strict=True):
             key = next(key for key, to in KEYS.items() if to == copy.destination)
             self.live[key][number] = copy.data.decode()
@@ -135,7 +135,7 @@ class RandomLog:
         numbers = [number for number in self.live[key] if self.random.random() < share]
         for number in numbers:
             del self.live[key][number]
-        await self.acting._state.store(journal.JournalItem([], ledger.LogRecord(acked={key: numbers})))
+        await self.acting._log.store(journal.JournalItem([], ledger.LogRecord(acked={key: numbers})))
 
     async def read(self) -> None:
         """What was there from the beginning to the end of the reader is found once, in order."""
@@ -143,7 +143,7 @@ class RandomLog:
         before = list(self.live[key])
         first = self.random.choice(before) if before and self.random.random() < 0.5 else 0
         found: dict[int, str] = {}
-        reader, subject = self.acting._state.log, self._subject(key)
+        reader, subject = self.acting._log.reader, self._subject(key)
         async for together in reader.read(subject, first):
             for number, _, held in together:
                 assert number not in found, "it was read twice"
@@ -158,7 +158,7 @@ class RandomLog:
         key = self.random.choice(list(KEYS))
         some_of_them = [number for number in self.live[key] if self.random.random() < 0.3]
         found: dict[int, str] = {}
-        async for _, messages_of_page in self.acting._state.log.find(self._subject(key), some_of_them):
+        async for _, messages_of_page in self.acting._log.reader.find(self._subject(key), some_of_them):
             found |= {number: held.data.decode() for number, _, held in messages_of_page}
             await asyncio.sleep(self.random.choice([0, 0.001]))
         expected = {number: self.live[key][number] for number in some_of_them if number in self.live[key]}
@@ -173,7 +173,7 @@ class RandomLog:
 
     async def pack(self) -> None:
         async with self.packing:
-            await compaction.pack(self.acting._state, self.acting._write_checkpoint)
+            await compaction.pack(self.acting._log, self.acting._write_checkpoint)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -188,8 +188,8 @@ async def test_what_is_needed_is_found_while_the_log_is_sorted_and_packed(
     topic = ledger.DurableSubscription(
         key="s:x:app:all", name="all", topic="news/x", identity="x", client_id="app"
     )
-    await log.acting._state.store(journal.JournalItem([], ledger.LogRecord(subscribed=[topic])))
-    log.acting._state.patterns.add(topic.topic)
+    await log.acting._log.store(journal.JournalItem([], ledger.LogRecord(subscribed=[topic])))
+    log.acting._log.patterns.add(topic.topic)
     under_way: set[asyncio.Task[None]] = set()
     for _ in range(60):
         what = log.random.choice(
@@ -207,7 +207,7 @@ async def test_what_is_needed_is_found_while_the_log_is_sorted_and_packed(
             await log.start()
     await asyncio.gather(*under_way)
     for key in KEYS:
-        await log.acting._state.store(
+        await log.acting._log.store(
             journal.JournalItem([], ledger.LogRecord(acked={key: list(log.live[key])}))
         )
     await log.checkpoint()

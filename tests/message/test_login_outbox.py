@@ -11,7 +11,8 @@ from muster.bus.memory import network
 from muster.core import errors
 from muster.message import destinations, protocol
 from muster.message.client import api as client_api
-from muster.message.dispatcher import state, works
+from muster.message.dispatcher import clients, works
+from muster.message.dispatcher import lifetime as lifetime_
 from muster.testing import virtual_clock
 from tests.message import test_races
 
@@ -35,9 +36,9 @@ def shared_works(monkeypatch: pytest.MonkeyPatch) -> list[protocol.SharedWork]:
 
     def record(
         self: works.Works,
-        connection: state.ClientConnection,
+        connection: clients.ClientConnection,
         work: protocol.SharedWork,
-        reply: state.ReplyCallback,
+        reply: lifetime_.ReplyCallback,
     ) -> None:
         received.append(work)
         share(self, connection, work, reply)
@@ -105,17 +106,21 @@ async def test_a_connection_that_closes_ends_no_work_of_others(
     simulated_network: network.SimulatedNetwork, monkeypatch: pytest.MonkeyPatch, lost: bool
 ):
     net = simulated_network
-    hold, share = asyncio.Event(), works.Works.share
+    hold, share, is_slow = asyncio.Event(), works.Works.share, False
 
     def share_later(self: works.Works, *arguments: Any) -> None:
-        asyncio.get_running_loop().create_task(_after(hold, lambda: share(self, *arguments)))
+        if is_slow:
+            asyncio.get_running_loop().create_task(_after(hold, lambda: share(self, *arguments)))
+        else:
+            share(self, *arguments)
 
+    monkeypatch.setattr(works.Works, "share", share_later)
     bus = await net.connect("a")
     async with test_races.serving(net), client_api.Connection(bus) as stays:
         leaves = client_api.Connection(bus)
         await leaves.session().producer(JOBS).send("first")
         await stays.session().producer(JOBS).send("second")
-        monkeypatch.setattr(works.Works, "share", share_later)
+        is_slow = True
         sent = [connection.session().producer(JOBS).submit("more") for connection in (leaves, stays)]
         await asyncio.sleep(0.5)  # until the dispatcher has them
         later = leaves.session().producer(JOBS).submit("too late")

@@ -366,16 +366,17 @@ class Coordinated:
         self.decided: dict[str, list[int]] = {}
         self.spawned: set[asyncio.Task[None]] = set()
         patch.setattr(calls, "call", self._call)
-        shared: Any = types.SimpleNamespace(
+        log: Any = types.SimpleNamespace(
             ledger=types.SimpleNamespace(decided=self.decided),
             partition=0,
             partition_count=COUNT,
-            bus=None,
-            spawn=lambda work: self.spawned.add(asyncio.ensure_future(work)),
             store=self._store,
         )
+        lifetime: Any = types.SimpleNamespace(
+            spawn=lambda work: self.spawned.add(asyncio.ensure_future(work))
+        )
         unused: Any = None
-        self.transactions = transactions.Transactions(shared, unused, unused)
+        self.transactions = transactions.Transactions(unused, log, lifetime, unused, unused, unused)
 
     async def _call(self, _: Any, partition: int, request: peer_protocol.PeerRequest) -> None:
         self.requests.append((partition, request))

@@ -19,7 +19,7 @@ from muster.message import errors as message_errors
 from muster.message.client import api as client_api
 from muster.message.client import consumers
 from muster.message.dispatcher import dispatcher as dispatcher_module
-from muster.message.dispatcher import state
+from muster.message.dispatcher.log import message_log
 from muster.testing import fixtures, virtual_clock
 from tests.message import conftest
 
@@ -91,7 +91,7 @@ async def test_expired_messages_move_to_the_queue_for_them(
     virtual_connect: fixtures.Connect, monkeypatch: pytest.MonkeyPatch, found_by: str
 ):
     if found_by == "search of a full log":
-        monkeypatch.setattr(state.DispatcherState, "is_short_of_room", lambda *_: True)
+        monkeypatch.setattr(message_log.MessageLog, "is_short_of_room", lambda *_: True)
     async with _connected(virtual_connect, _queue(expired="late", expiry_s=5)) as connection:
         session = connection.session()
         early = await session.consumer(ORDERS, prefetch=1) if found_by == "consumer" else None

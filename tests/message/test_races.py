@@ -22,8 +22,8 @@ from muster.message import destinations, messages, partitions, protocol, setting
 from muster.message import errors as message_errors
 from muster.message.client import api as client_api
 from muster.message.client import consumers
-from muster.message.dispatcher import admin as dispatcher_admin
-from muster.message.dispatcher import backlog, backlog_reader, delivery, dispatcher, leadership, state
+from muster.message.dispatcher import backlog, backlog_reader, delivery, dispatcher, leadership, rights
+from muster.message.dispatcher.admin import queue_admin
 from muster.message.dispatcher.index import lines
 from muster.message.dispatcher.log import journal, message_cache
 from muster.testing import virtual_clock
@@ -87,7 +87,7 @@ async def disk(monkeypatch: pytest.MonkeyPatch, wall_clock: None) -> Disk:
 
 @contextlib.asynccontextmanager
 async def serving(
-    net: network.SimulatedNetwork, *, may: state.May = state.allow_all, **expected: Any
+    net: network.SimulatedNetwork, *, may: rights.May = rights.allow_all, **expected: Any
 ) -> AsyncIterator[leadership.DispatcherLeadership]:
     started = leadership.DispatcherLeadership(
         await net.connect("dispatcher"), settings.MessageSettings(**expected), lease_ttl_s=2, may=may
@@ -796,7 +796,7 @@ async def test_acts_on_queues_are_in_the_audit_whatever_their_outcome(
     simulated_network: network.SimulatedNetwork,
 ):
     net = simulated_network
-    may: state.May = lambda identity, right, queue: (identity, right) != ("user", "admin")  # noqa: E731
+    may: rights.May = lambda identity, right, queue: (identity, right) != ("user", "admin")  # noqa: E731
     async with (
         serving(net, may=may),
         client_api.Connection(await net.connect("admin")) as admin,
@@ -899,7 +899,7 @@ async def test_messages_that_could_not_be_moved_for_lack_of_room_are_delivered(
 async def test_a_move_that_fails_reports_how_many_messages_were_moved(
     simulated_network: network.SimulatedNetwork, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(dispatcher_admin, "BATCH_MESSAGES", 2)
+    monkeypatch.setattr(queue_admin, "BATCH_MESSAGES", 2)
     net = simulated_network
     async with serving(net), client_api.Connection(await net.connect("a")) as connection:
         producer = connection.session().producer(destinations.queue(destinations.DEAD_LETTERS))

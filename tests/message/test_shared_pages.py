@@ -160,7 +160,7 @@ async def test_delayed_messages_wait_with_others_until_they_are_due(
     """Some of a page before the checkpoint that sorts it, some after, and some by the next dispatcher."""
     net = simulated_network
     first, running = await test_races.act(net, "first", 1)
-    shared = first._state
+    shared = first._log
     delayed = f"{SUBJECTS.sorted_prefix}delay"
     async with api.Connection(await net.connect("a")) as connection:
         session = connection.session(api.AcknowledgeMode.TRANSACTED)
@@ -193,10 +193,10 @@ async def test_delayed_messages_wait_with_others_until_they_are_due(
         second, running = await test_races.act(net, "second", 2)
         assert await test_races.received(reader, 15) == ["25"]
         assert await test_races.received(reader, 15) == ["40"]
-        await checkpoints.write(second._state)
+        await checkpoints.write(second._log)
         assert not await stored(net, delayed)
-        assert not second._state.ledger.delayed_done
-        assert not list(second._state.shared_pages)
+        assert not second._log.ledger.delayed_done
+        assert not list(second._log.shared_pages)
         assert not await stored(net, SUBJECTS.delay)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
@@ -233,7 +233,7 @@ async def test_what_a_dispatcher_sorted_before_it_died_is_not_found_twice(
     first, running = await test_races.act(net, "first", 1)
     async with api.Connection(await net.connect("a")) as connection:
         await send(connection.session(api.AcknowledgeMode.TRANSACTED), QUEUES, "1", "2", "3")
-        await compaction.sort(first._state)
+        await compaction.sort(first._log)
         assert await stored(net, f"{SUBJECTS.sorted_prefix}>")
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -256,16 +256,16 @@ async def test_messages_are_read_while_they_are_sorted(
         session = connection.session(api.AcknowledgeMode.TRANSACTED)
         for number in range(8):
             await send(session, QUEUES, f"{number}")
-        shared, found = acting._state, []
+        shared, found = acting._log, []
         subject = SUBJECTS.queue("a")
         numbers = list(shared.shared_pages.unsorted(subject))
-        async for together in shared.log.read(subject):
+        async for together in shared.reader.read(subject):
             found += [number for number, _, _ in together]
             if len(found) == 1:
                 await checkpoints.write(shared)
                 assert not await stored(net, SUBJECTS.shared)
         assert found == numbers
-        of_page = [found async for _, found in shared.log.find(subject, numbers[2:4])]
+        of_page = [found async for _, found in shared.reader.find(subject, numbers[2:4])]
         assert [number for found in of_page for number, _, _ in found] == numbers[2:4]
         for queue in QUEUES:
             await connection.request(protocol.PurgeQueue(queue.name))

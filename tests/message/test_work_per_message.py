@@ -11,8 +11,8 @@ import pytest
 
 from muster.message import codec, destinations, messages, protocol, settings, values
 from muster.message.amqp_format import amqp_types, message_codec, repeated_sections
-from muster.message.dispatcher import backlog, dispatcher, state
-from muster.message.dispatcher.log import journal, ledger, message_cache, pages
+from muster.message.dispatcher import backlog, dispatcher
+from muster.message.dispatcher.log import journal, ledger, message_cache, message_log, pages
 
 JOBS = destinations.queue("jobs")
 
@@ -65,7 +65,7 @@ class Unvisited(dict[str, Any]):
 
 async def test_a_batch_visits_only_the_backlogs_that_it_concerns():
     unused: Any = None
-    shared = state.DispatcherState(unused, unused, 1, settings.MessageSettings())
+    shared = message_log.MessageLog(unused, 1, settings.MessageSettings())
     shared.ledger.backlogs = Unvisited({"q:other": backlog.Backlog("q:other")})
     stored: list[int] = []
     shared.on_stored = lambda placed: stored.extend(number for _, number in placed)
@@ -87,13 +87,13 @@ async def test_a_closed_bus_connection_concerns_only_the_connections_that_use_it
     made = dispatcher.Dispatcher(unused, unused, 1, settings.MessageSettings())
     for name, number in (("ann-1", 7), ("ann-2", 7), ("ann-3", 7), ("ann-3", 8), ("ann-4", 9)):
         made._hello("ann", protocol.ClientHello(connection=name, broker="b", number=number))
-    monkeypatch.setattr(made._state, "connections", Unvisited(made._state.connections))
+    monkeypatch.setattr(made._clients, "connections", Unvisited(made._clients.connections))
     for id in ("b", "b", ["b"]):  # a report may be repeated
         report: Any = types.SimpleNamespace(
             data=json.dumps({"server": {"id": id}, "client": {"id": 7}}).encode()
         )
         made._connection_closed(report)
-    assert [name for name in ("ann-1", "ann-2", "ann-3", "ann-4") if name in made._state.connections] == [
+    assert [name for name in ("ann-1", "ann-2", "ann-3", "ann-4") if name in made._clients.connections] == [
         "ann-3",
         "ann-4",
     ]

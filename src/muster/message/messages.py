@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Final, Protocol, TypeAlias
 
@@ -110,6 +111,12 @@ _HEADERS: Final[dict[str, Callable[[MessageMeta], object]]] = {
     "JMSCorrelationID": lambda meta: meta.correlation_id,
     "JMSType": lambda meta: meta.type,
 }
+
+
+def now_ms() -> int:
+    """The wall clock of delivery and expiry."""
+    return time.time_ns() // 1_000_000
+
 
 encode_meta: Final = msgspec.json.Encoder().encode
 _decoder: Final = msgspec.json.Decoder(MessageMeta)

@@ -10,6 +10,8 @@ The number of partitions is fixed when the first dispatcher of a domain creates 
 from __future__ import annotations
 
 import functools
+import os
+import socket
 import zlib
 from typing import Final
 
@@ -36,6 +38,11 @@ def level(partition: int) -> tuple[str, ...]:
 
 
 @functools.lru_cache(8192)
+def owner() -> str:
+    """This process, as the owner of a partition."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
 def of_queue(name: str, count: int) -> int:
     queue = destinations.queue(name)
     return zlib.crc32((queue.owner if queue.is_temporary else name).encode("utf-8", "replace")) % count

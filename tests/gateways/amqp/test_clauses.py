@@ -11,7 +11,8 @@ import pytest
 from muster.bus import api as bus_api
 from muster.message import destinations, messages, protocol, settings
 from muster.message.client import api as client_api
-from muster.message.dispatcher import admin, leadership
+from muster.message.dispatcher import leadership
+from muster.message.dispatcher.admin import queue_admin
 from tests.message import conftest
 
 proton = pytest.importorskip("proton", reason="python-qpid-proton is not installed")
@@ -502,7 +503,7 @@ async def test_6_2_7_a_transaction_has_any_number_of_destinations(
 async def test_6_2_6_a_browser_with_a_selector_examines_a_deep_queue_in_parts(
     clients: Any, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(admin, "BROWSE_SKIPPED_MAX", 5)
+    monkeypatch.setattr(queue_admin, "BROWSE_SKIPPED_MAX", 5)
     session = (await dial()).session()
     for number in range(30):
         rare = number in (13, 29)

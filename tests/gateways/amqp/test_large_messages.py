@@ -164,9 +164,9 @@ async def test_a_body_is_deleted_with_its_last_message(
     made: list[large_bodies.LargeBodies] = []
     before = large_bodies.LargeBodies.__init__
 
-    def record(bodies: large_bodies.LargeBodies, shared: Any) -> None:
+    def record(bodies: large_bodies.LargeBodies, *arguments: Any) -> None:
         made.append(bodies)
-        before(bodies, shared)
+        before(bodies, *arguments)
 
     monkeypatch.setattr(large_bodies.LargeBodies, "__init__", record)
 

@@ -22,7 +22,7 @@ from muster.core.telemetry import log, metrics
 from muster.gateways.amqp import bus_connections, connection, memory_budget, read_schedule
 from muster.gateways.amqp.protocol import sasl
 from muster.message import settings
-from muster.message.dispatcher import state
+from muster.message.dispatcher import rights
 from muster.supervision import tasks
 
 events = log.EventLog("message")
@@ -58,7 +58,7 @@ class AmqpGateway(lifecycle.ServiceContext):
         port: int = 0,
         listener: socket.socket | None = None,
         tls: ssl.SSLContext | None = None,
-        may: state.May = state.allow_all,
+        may: rights.May = rights.allow_all,
         idle_s: float = 30.0,
         connect_without_echo: bus_connections.Connect | None = None,
         connection_limits: memory_budget.GatewayLimits = memory_budget.CONNECTION,

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from muster.core import errors, quotas, topics
-from muster.message import destinations, partitions, protocol, selectors
+from muster.message import destinations, partitions, protocol, selectors, settings
 from muster.message import errors as message_errors
-from muster.message.dispatcher import backlog, delivery, state, topic_capture
+from muster.message.dispatcher import backlog, clients, delivery, rights, topic_capture
+from muster.message.dispatcher import lifetime as lifetime_
 from muster.message.dispatcher.index import lines
-from muster.message.dispatcher.log import journal, ledger
+from muster.message.dispatcher.log import journal, ledger, message_log
 
 _SHARED_MARK: Final = "live:"  # prefix of the key of a subscription that is not durable
 #: Placeholder among the users of a subscription that is being created or ended.
@@ -29,32 +30,41 @@ class _Usage:
 class Attachments:
     def __init__(
         self,
-        shared: state.DispatcherState,
+        log: message_log.MessageLog,
+        client_table: clients.ClientTable,
+        message_rights: rights.MessageRights,
+        message_settings: settings.MessageSettings,
         delivery_queue: delivery.DeliveryQueue,
         capture: topic_capture.TopicCapture,
     ) -> None:
-        self._state = shared
-        self._ledger = shared.ledger
+        self._log = log
+        self._ledger = log.ledger
+        self._clients = client_table
+        self._rights = message_rights
+        self._settings = message_settings
         self._delivery = delivery_queue
         self._capture = capture
         self._uses: dict[str, _Usage] = {}  # by backlog, or by shared subscription that is not durable
-        self._ending: dict[str, list[state.ReplyCallback]] = {}  # subscriptions that are being ended
+        self._ending: dict[str, list[lifetime_.ReplyCallback]] = {}  # subscriptions that are being ended
         self._starting: dict[lines.ConsumerKey, lines.BacklogConsumer] = {}  # that is being stored
 
     def attach(
-        self, connection: state.ClientConnection, request: protocol.AttachConsumer, reply: state.ReplyCallback
+        self,
+        connection: clients.ClientConnection,
+        request: protocol.AttachConsumer,
+        reply: lifetime_.ReplyCallback,
     ) -> None:
         if request.selector:
             _check_selector(request.selector)
         destination = destinations.Destination.parse(request.destination)
         destination.check_consumer(connection.name)
-        if partitions.of_destination(destination, self._state.partition_count) != self._state.partition:
+        if partitions.of_destination(destination, self._log.partition_count) != self._log.partition:
             raise errors.InvalidInput(f"{request.destination!r} is in another partition")
         consumer = lines.BacklogConsumer((connection.name, request.consumer), request.credit)
         if destination.is_queue:
             # A connection owns its temporary queues, but only identities with queue permissions have any.
             right = "send" if destination.is_temporary else "receive"
-            self._state.check_queue(connection.identity, right, destination.name)
+            self._rights.check_queue(connection.identity, right, destination.name)
             consumer.selector = request.selector or None
             _check_number(connection, request.consumer, ledger.queue_key(destination.name))
             queue = self._ledger.queue(destination.name)
@@ -72,7 +82,7 @@ class Attachments:
         first = not use.users
         self._add_user(connection, request.consumer, subscription.key, use)
         if not request.durable:
-            reply(protocol.DispatcherReply(epoch=self._state.epoch, key=subscription.key))
+            reply(protocol.DispatcherReply(epoch=self._log.epoch, key=subscription.key))
         elif self._ledger.subscriptions.get(subscription.key) == subscription:
             self._start(connection, self._ledger.backlogs[subscription.key], consumer, reply)
         else:
@@ -100,11 +110,11 @@ class Attachments:
             )
         return use
 
-    def _add_user(self, connection: state.ClientConnection, number: int, key: str, use: _Usage) -> None:
+    def _add_user(self, connection: clients.ClientConnection, number: int, key: str, use: _Usage) -> None:
         connection.consumers[number] = key
         use.users.add((connection.name, number))
 
-    def _remove_user(self, connection: state.ClientConnection, number: int) -> str:
+    def _remove_user(self, connection: clients.ClientConnection, number: int) -> str:
         key = connection.consumers.pop(number, "")
         self._release(key, (connection.name, number))
         return key
@@ -119,7 +129,7 @@ class Attachments:
 
     def _subscription(
         self,
-        connection: state.ClientConnection,
+        connection: clients.ClientConnection,
         request: protocol.AttachConsumer,
         destination: destinations.Destination,
     ) -> ledger.DurableSubscription:
@@ -130,7 +140,7 @@ class Attachments:
         if request.durable and destination.is_temporary:
             raise message_errors.InvalidDestination("a temporary topic has no durable subscriptions")
         pattern = topics.TopicPattern.parse(destination.name)
-        self._state.check_may_subscribe(connection.identity, destination.name)
+        self._rights.check_may_subscribe(connection.identity, destination.name)
         client_id = None if request.without_client_id else connection.client_id
         key = ledger.subscription_key(connection.identity, client_id, request.subscription)
         if not request.durable:
@@ -150,11 +160,11 @@ class Attachments:
 
     def _subscribe(
         self,
-        connection: state.ClientConnection,
+        connection: clients.ClientConnection,
         subscription: ledger.DurableSubscription,
         use: _Usage,
         consumer: lines.BacklogConsumer,
-        reply: state.ReplyCallback,
+        reply: lifetime_.ReplyCallback,
         *,
         first: bool,
     ) -> None:
@@ -171,7 +181,7 @@ class Attachments:
             reply(protocol.failed(error))
 
         if not first:  # the first consumer is creating it
-            self._state.journal.add(journal.JournalItem([], ledger.LogRecord(), begin, failed))
+            self._log.journal.add(journal.JournalItem([], ledger.LogRecord(), begin, failed))
             return
         existing = self._ledger.subscriptions.get(subscription.key)
         if existing is None and (refusal := self._exceeds_quota(subscription)) is not None:
@@ -182,19 +192,19 @@ class Attachments:
 
         def made(_: list[int]) -> None:
             if existing is not None:
-                self._state.patterns.remove(existing.topic)
+                self._log.patterns.remove(existing.topic)
             begin([])
             self._release(subscription.key, _BUSY)
 
         def not_made(error: errors.MusterError) -> None:
-            self._state.patterns.remove(subscription.topic)
+            self._log.patterns.remove(subscription.topic)
             failed(error)
             self._release(subscription.key, _BUSY)
 
         use.users.add(_BUSY)
-        self._state.patterns.add(subscription.topic)
+        self._log.patterns.add(subscription.topic)
         self._capture.patterns_changed.set()
-        self._state.journal.add(
+        self._log.journal.add(
             journal.JournalItem(
                 [], ledger.LogRecord(subscribed=[subscription]), made, not_made, closes_batch=True
             )
@@ -210,7 +220,7 @@ class Attachments:
             and key not in stored
             for key, use in self._uses.items()
         )
-        most = self._state.settings.subscriptions_per_identity
+        most = self._settings.subscriptions_per_identity
         if number < most:
             return None
         setting = "message.subscriptions_per_identity"
@@ -218,10 +228,10 @@ class Attachments:
 
     def _start(
         self,
-        connection: state.ClientConnection,
+        connection: clients.ClientConnection,
         source: backlog.Backlog,
         consumer: lines.BacklogConsumer,
-        reply: state.ReplyCallback,
+        reply: lifetime_.ReplyCallback,
     ) -> None:
         number = consumer.key[1]
 
@@ -235,7 +245,7 @@ class Attachments:
                 return
             if consumer.key not in source.consumers:
                 source.attach(consumer)  # otherwise it attaches again without a loss
-            reply(protocol.DispatcherReply(epoch=self._state.epoch, key=source.key))
+            reply(protocol.DispatcherReply(epoch=self._log.epoch, key=source.key))
             self._delivery.pump(source)
 
         def failed(error: errors.MusterError) -> None:
@@ -247,11 +257,11 @@ class Attachments:
             start([])
         else:
             self._starting[consumer.key] = consumer
-            self._state.journal.add(
+            self._log.journal.add(
                 journal.JournalItem([], ledger.LogRecord(consumed=[source.key]), start, failed)
             )
 
-    def credit(self, connection: state.ClientConnection, number: int, more: int | None) -> None:
+    def credit(self, connection: clients.ClientConnection, number: int, more: int | None) -> None:
         """Grant credit to a consumer, which may still be starting. None: it has none any more."""
         key = connection.name, number
         if (starting := self._starting.get(key)) is not None:
@@ -263,10 +273,14 @@ class Attachments:
                 source.credit(key, more)
                 self._delivery.pump(source)
 
+    def stop(self, connection: clients.ClientConnection, request: protocol.StopDelivery) -> None:
+        for number in request.consumers:
+            self.credit(connection, number, None)
+
     # End.
 
     def detach(
-        self, connection: state.ClientConnection, number: int, seen: dict[str, list[int]] | None
+        self, connection: clients.ClientConnection, number: int, seen: dict[str, list[int]] | None
     ) -> None:
         """``seen`` None: the connection is lost."""
         key = self._remove_user(connection, number)
@@ -285,13 +299,13 @@ class Attachments:
                 return  # a successor must mark what was delivered before as redelivered
             # Now: a consumer that attaches meanwhile is recorded again
             self._ledger.consumed.discard(key)
-            self._state.journal.add(journal.JournalItem([], ledger.LogRecord(idle=[key])))
+            self._log.journal.add(journal.JournalItem([], ledger.LogRecord(idle=[key])))
 
     def unsubscribe(
         self,
-        connection: state.ClientConnection,
+        connection: clients.ClientConnection,
         request: protocol.EndSubscription,
-        reply: state.ReplyCallback,
+        reply: lifetime_.ReplyCallback,
     ) -> None:
         identity, client_id = request.owner or (connection.identity, connection.client_id)
         if identity != connection.identity:
@@ -319,7 +333,7 @@ class Attachments:
                 callback(outcome)
 
         def stored(_: list[int]) -> None:
-            self._state.patterns.remove(subscription.topic)
+            self._log.patterns.remove(subscription.topic)
             self._capture.patterns_changed.set()
             finish(protocol.DispatcherReply())
 
@@ -328,16 +342,18 @@ class Attachments:
 
         self._uses[key] = _Usage(users={_BUSY})
         self._delivery.unload(self._ledger.backlogs[key])
-        self._state.journal.add(journal.JournalItem([], ledger.LogRecord(unsubscribed=[key]), stored, failed))
+        self._log.journal.add(journal.JournalItem([], ledger.LogRecord(unsubscribed=[key]), stored, failed))
 
     def _check_may_end(self, identity: str, owner: str, name: str) -> None:
-        if owner != identity and not self._state.may(identity, "subscriptions", "end"):
+        if owner != identity and not self._rights.may(identity, "subscriptions", "end"):
             raise errors.Forbidden(f"the durable subscription {name!r} belongs to another identity")
 
-    def delete_temporary(self, sender: str, name: str, reply: state.ReplyCallback) -> None:
+    def delete_temporary(
+        self, sender: str, request: protocol.DeleteTemporary, reply: lifetime_.ReplyCallback
+    ) -> None:
         """Delete a temporary destination on request of its owner."""
-        destination = destinations.Destination.parse(name)
-        owner = self._state.connections.get(destination.owner)
+        destination = destinations.Destination.parse(request.destination)
+        owner = self._clients.connections.get(destination.owner)
         if not destination.is_temporary or owner is None or owner.identity != sender:
             raise errors.Forbidden(
                 "only a temporary destination can be deleted, and only by its own connection"
@@ -349,7 +365,7 @@ class Attachments:
         if not destination.is_queue:
             reply(protocol.DispatcherReply())
             return
-        self._state.journal.add(
+        self._log.journal.add(
             journal.JournalItem(
                 [],
                 ledger.LogRecord(dropped=[key]),
@@ -367,7 +383,7 @@ class Attachments:
             if key.startswith(mark) and is_gone(key.removeprefix(mark).split(":")[0])
         ]
         if orphans:
-            self._state.journal.add(journal.JournalItem([], ledger.LogRecord(dropped=orphans)))
+            self._log.journal.add(journal.JournalItem([], ledger.LogRecord(dropped=orphans)))
 
 
 def _check_selector(selector: str) -> None:
@@ -381,7 +397,7 @@ def _check_selector(selector: str) -> None:
         ) from error
 
 
-def _check_number(connection: state.ClientConnection, number: int, key: str) -> None:
+def _check_number(connection: clients.ClientConnection, number: int, key: str) -> None:
     """A consumer that is attached elsewhere as well would remain there after its connection."""
     if connection.consumers.get(number, key) != key:
         raise errors.InvalidInput(f"the consumer {number} has another destination: detach it first")

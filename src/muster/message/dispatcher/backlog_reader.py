@@ -14,9 +14,10 @@ from typing import Final
 from muster.core import topics
 from muster.core.telemetry import log
 from muster.message import messages, selectors
-from muster.message.dispatcher import backlog, state
+from muster.message.dispatcher import backlog
+from muster.message.dispatcher import lifetime as lifetime_
 from muster.message.dispatcher.index import lines
-from muster.message.dispatcher.log import journal, ledger, message_cache
+from muster.message.dispatcher.log import journal, ledger, message_cache, message_log
 
 events = log.EventLog("message")
 
@@ -30,13 +31,15 @@ class BacklogReader:
 
     def __init__(
         self,
-        shared: state.DispatcherState,
+        log: message_log.MessageLog,
+        lifetime: lifetime_.DispatcherLifetime,
         cache: message_cache.MessageCache,
         pump: Callable[[backlog.Backlog], None],
         on_live: Callable[[backlog.Backlog], None],
     ) -> None:
-        self._state = shared
-        self._ledger = shared.ledger
+        self._log = log
+        self._lifetime = lifetime
+        self._ledger = log.ledger
         self._cache = cache
         self._pump = pump
         self._on_live = on_live
@@ -51,9 +54,9 @@ class BacklogReader:
         if not source.consumers:
             return
         if source not in self._indexing and (not source.live or source.unscanned_line() is not None):
-            self._indexing[source] = self._state.spawn(self._index(source))
+            self._indexing[source] = self._lifetime.spawn(self._index(source))
         if source not in self._reading and source.is_blocked:
-            self._reading[source] = self._state.spawn(self._read_wanted(source))
+            self._reading[source] = self._lifetime.spawn(self._read_wanted(source))
 
     def stop(self, source: backlog.Backlog) -> None:
         """Nothing is read for the backlog any more: it has been replaced, or its index is dropped."""
@@ -77,7 +80,7 @@ class BacklogReader:
     # The index.
 
     async def _index(self, source: backlog.Backlog) -> None:
-        early_at = self._state.loop.time() + PATIENCE_S
+        early_at = self._lifetime.loop.time() + PATIENCE_S
         while source.consumers:
             if not source.live:
                 if self._cache.covers(source.position):
@@ -109,7 +112,7 @@ class BacklogReader:
     async def _index_until(self, source: backlog.Backlog, end: int, early_at: float) -> None:
         subscription = self._ledger.subscriptions.get(source.key)
         cached = 0
-        async for together in self._state.log.read(self._subject(source), source.position + 1):
+        async for together in self._log.reader.read(self._subject(source), source.position + 1):
             for number, subject, held in together:
                 if number <= source.position:
                     continue
@@ -153,7 +156,7 @@ class BacklogReader:
                     if number <= end:
                         source.scan(line, number, copy.meta)
             else:
-                async for together in self._state.log.read(self._subject(source), first, end):
+                async for together in self._log.reader.read(self._subject(source), first, end):
                     for number, _, held in together:
                         if number <= end and number in source.pending:
                             source.scan(line, number, messages.decode_meta(held.raw))
@@ -165,18 +168,18 @@ class BacklogReader:
     async def _pause(self, source: backlog.Backlog, early_at: float) -> None:
         """Let other tasks run, and do not let consumers wait for the end of a long log."""
         await asyncio.sleep(0)
-        if self._state.loop.time() > early_at:
+        if self._lifetime.loop.time() > early_at:
             source.early = True
             source.wake()
             self._pump(source)
 
     def _subject(self, source: backlog.Backlog) -> str:
         if (subscription := self._ledger.subscriptions.get(source.key)) is not None:
-            return self._state.subjects.topic(subscription.pattern.cover)
-        return self._state.subjects.queue(source.key.removeprefix(ledger.QUEUE_MARK))
+            return self._log.subjects.topic(subscription.pattern.cover)
+        return self._log.subjects.queue(source.key.removeprefix(ledger.QUEUE_MARK))
 
     def _matches_topic(self, subscription: ledger.DurableSubscription, subject: str) -> bool:
-        topic = topics.Topic.from_subject(self._state.subjects.of_topic(subject))
+        topic = topics.Topic.from_subject(self._log.subjects.of_topic(subject))
         return subscription.pattern.matches(topic)
 
     # Messages.
@@ -202,7 +205,7 @@ class BacklogReader:
         """Read the first of these messages into the cache; returns those that the log does not contain."""
         missing: list[int] = []
         size = 0
-        async for of_page, found in self._state.log.find(self._subject(source), numbers):
+        async for of_page, found in self._log.reader.find(self._subject(source), numbers):
             for number, _, held in found:
                 of_page.discard(number)
                 self._cache.add_read(number, messages.decode_meta(held.raw), held.raw, held.data)
@@ -220,7 +223,7 @@ class BacklogReader:
         if not numbers:
             return
         events.warning("messages-missing", backlog=source.key, count=len(numbers), first=numbers[0])
-        self._state.journal.add(
+        self._log.journal.add(
             journal.JournalItem(
                 [],
                 ledger.LogRecord(acked={source.key: numbers}),

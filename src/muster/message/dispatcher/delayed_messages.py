@@ -18,8 +18,8 @@ import msgspec
 
 from muster.core import errors
 from muster.message import destinations, messages
-from muster.message.dispatcher import state
-from muster.message.dispatcher.log import journal, ledger, pages
+from muster.message.dispatcher import lifetime as lifetime_
+from muster.message.dispatcher.log import journal, ledger, message_log, pages
 
 if TYPE_CHECKING:
     from muster.message.dispatcher import delivery
@@ -44,8 +44,14 @@ class DelayedHeader(msgspec.Struct, frozen=True):
 
 
 class DelayedMessages:
-    def __init__(self, shared: state.DispatcherState, delivery_queue: delivery.DeliveryQueue) -> None:
-        self._state = shared
+    def __init__(
+        self,
+        log: message_log.MessageLog,
+        lifetime: lifetime_.DispatcherLifetime,
+        delivery_queue: delivery.DeliveryQueue,
+    ) -> None:
+        self._log = log
+        self._lifetime = lifetime
         self._delivery = delivery_queue
         self._waiting: list[tuple[int, int]] = []  # delivery time, number
         self._headers: dict[int, DelayedHeader] = {}  # by number
@@ -55,8 +61,8 @@ class DelayedMessages:
 
     async def recover(self) -> None:
         """Read the delayed messages from the log."""
-        done = self._state.ledger.delayed_done
-        async for together in self._state.log.read(self._state.subjects.delay):
+        done = self._log.ledger.delayed_done
+        async for together in self._log.reader.read(self._log.subjects.delay):
             for number, _, held in together:
                 if number in done:
                     await self.delete([number])
@@ -100,25 +106,25 @@ class DelayedMessages:
     def _schedule(self) -> None:
         self.stop()
         if self._waiting and not self._is_releasing:
-            wait_ms = max(self._waiting[0][0], self._retry_at_ms) - self._state.now_ms()
-            self._timer = self._state.loop.call_later(
+            wait_ms = max(self._waiting[0][0], self._retry_at_ms) - messages.now_ms()
+            self._timer = self._lifetime.loop.call_later(
                 min(max(0.0, wait_ms / 1000), LOOK_S), self._start_release
             )
 
     def _start_release(self) -> None:
         self._is_releasing = True
-        self._state.spawn(self._release())
+        self._lifetime.spawn(self._release())
 
     async def _release(self) -> None:
         while batch := await self._take_due():
             if not await self._store_copies(batch):
-                self._retry_at_ms = self._state.now_ms() + RETRY_MS
+                self._retry_at_ms = messages.now_ms() + RETRY_MS
                 for entry in batch:
                     heapq.heappush(self._waiting, entry)
                 break
             for _, number in batch:
                 del self._headers[number]
-            self._state.spawn(self.delete([number for _, number in batch]))
+            self._lifetime.spawn(self.delete([number for _, number in batch]))
         self._is_releasing = False
         self._schedule()
 
@@ -128,12 +134,12 @@ class DelayedMessages:
         total = 0
         while (
             self._waiting
-            and self._waiting[0][0] <= self._state.now_ms()
+            and self._waiting[0][0] <= messages.now_ms()
             and len(batch) < BATCH_MESSAGES
             and total <= BATCH_BYTES
         ):
             due_ms, number = heapq.heappop(self._waiting)
-            held = await self._state.log.message(self._state.subjects.delay, number)
+            held = await self._log.reader.message(self._log.subjects.delay, number)
             total += len(held.data) if held is not None else 0
             batch[due_ms, number] = self._copy(number, held) if held is not None else None
         return batch
@@ -151,8 +157,8 @@ class DelayedMessages:
         """The messages that Muster 0.1 has stored are in pages of their own. Checkpoints delete others."""
         for number in released:
             if not number & pages.SHARED:
-                await self._state.stream.delete(pages.sequence_of(number))
-                self._state.ledger.delayed_done.discard(number)
+                await self._log.stream.delete(pages.sequence_of(number))
+                self._log.ledger.delayed_done.discard(number)
 
     async def _store_copies(self, batch: dict[tuple[int, int], journal.JournalMessage | None]) -> bool:
         """Whether there was room for them."""
@@ -161,7 +167,7 @@ class DelayedMessages:
             acked={ledger.DELAY_KEY: [number for _, number in batch]}, stored=journal.count_by_queue(copies)
         )
         try:
-            await self._state.store(journal.JournalItem(copies, record))
+            await self._log.store(journal.JournalItem(copies, record))
         except errors.LimitExceeded:  # the log is full
             return False
         return True

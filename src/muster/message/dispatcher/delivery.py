@@ -11,10 +11,12 @@ import asyncio
 from collections.abc import Iterable
 from typing import Final
 
+from muster.bus import api
 from muster.core import errors
-from muster.message import destinations, messages, moved_messages, protocol, selectors
-from muster.message.dispatcher import backlog, backlog_reader, delayed_messages, large_bodies, state
-from muster.message.dispatcher.log import journal, ledger, message_cache
+from muster.message import destinations, messages, moved_messages, protocol, selectors, settings
+from muster.message.dispatcher import backlog, backlog_reader, clients, delayed_messages, large_bodies
+from muster.message.dispatcher import lifetime as lifetime_
+from muster.message.dispatcher.log import journal, ledger, message_cache, message_log
 from muster.message.dispatcher.peers import transfers
 
 BATCH_BYTES: Final = 512 << 10
@@ -25,19 +27,31 @@ IDLE_S: Final = 30.0  # after this time without consumers, a subscription is no 
 
 
 class DeliveryQueue:
-    def __init__(self, shared: state.DispatcherState) -> None:
-        self._state = shared
-        self._ledger = shared.ledger
-        self.delays = delayed_messages.DelayedMessages(shared, self)
-        self.cache = message_cache.MessageCache(shared.settings.cache_bytes)
+    def __init__(
+        self,
+        bus: api.Bus,
+        log: message_log.MessageLog,
+        lifetime: lifetime_.DispatcherLifetime,
+        client_table: clients.ClientTable,
+        message_settings: settings.MessageSettings,
+    ) -> None:
+        self._bus = bus
+        self._log = log
+        self._ledger = log.ledger
+        self._lifetime = lifetime
+        self._clients = client_table
+        self._settings = message_settings
+        self.delays = delayed_messages.DelayedMessages(log, lifetime, self)
+        self.cache = message_cache.MessageCache(message_settings.cache_bytes)
         self.reader = backlog_reader.BacklogReader(
-            shared, self.cache, self.pump, lambda source: self.set_live(source, live=True)
+            log, lifetime, self.cache, self.pump, lambda source: self.set_live(source, live=True)
         )
+        self._indexes: dict[str, selectors.SelectorIndex[str]] = {}  # live subscriptions by topic pattern
         # Backlogs of subscriptions without consumers that are still indexed
         self._idle_since: dict[backlog.Backlog, float] = {}
         self._unsent_bytes = 0
-        self.bodies = large_bodies.LargeBodies(shared)
-        self.transfers = transfers.Transfers(shared)
+        self.bodies = large_bodies.LargeBodies(log, lifetime.loop.time, message_settings.max_message_bytes)
+        self.transfers = transfers.Transfers(bus, log, lifetime)
         self._published_counts: dict[str, int] = {}  # published messages by topic pattern
         self._live_since: dict[str, tuple[int, int]] = {}  # by subscription: published and matched until then
         self._dirty: set[str] = set()
@@ -47,8 +61,8 @@ class DeliveryQueue:
         self._last_due_number = 0
         self._retries: dict[tuple[backlog.Backlog, int], asyncio.TimerHandle] = {}
         self._flush = asyncio.Event()
-        shared.on_stored = self._stored
-        shared.on_ended = self._ended
+        log.on_stored = self._stored
+        log.on_ended = self._ended
 
     # Into the log.
 
@@ -66,19 +80,19 @@ class DeliveryQueue:
         or does not count. All others with a delivery time wait in one order, even if they are due already.
         """
         subject: str | None
-        shared = self._state
+        subjects = self._log.subjects
         if self.transfers.is_remote(destination):
             return self.transfers.copy_to(destination, meta, raw, data, republish=republish, due=due)
         if not due and meta.delivery_time_ms:
             return journal.JournalMessage(
-                destination, meta, raw, data, shared.subjects.delay, republish, deferred=True
+                destination, meta, raw, data, subjects.delay, republish, deferred=True
             )
         if destination.is_queue:
-            subject = shared.subjects.queue(destination.name)
+            subject = subjects.queue(destination.name)
         else:
             topic = destination.topic
-            kept = not destination.is_temporary and shared.patterns.matching(topic)
-            subject = shared.subjects.topic(topic.subject) if kept else None
+            kept = not destination.is_temporary and self._log.patterns.matching(topic)
+            subject = subjects.topic(topic.subject) if kept else None
         return journal.JournalMessage(destination, meta, raw, data, subject, republish)
 
     def _stored(self, placed: journal.Placed) -> None:
@@ -88,7 +102,7 @@ class DeliveryQueue:
         are numbered by topic, not in the order in which they were sent.
         """
         touched: dict[str, backlog.Backlog] = {}
-        log_subjects = self._state.subjects
+        log_subjects = self._log.subjects
         for copy, number in sorted(placed, key=_number):
             if copy.meta.large is not None:
                 self.bodies.placed(copy, number)
@@ -114,9 +128,9 @@ class DeliveryQueue:
         if copy.destination.is_queue:
             return (self._ledger.queue(copy.destination.name),)
         targets: list[backlog.Backlog] = []
-        for pattern in self._state.patterns.matching(copy.destination.topic):
+        for pattern in self._log.patterns.matching(copy.destination.topic):
             self._published_counts[pattern] = self._published_counts.get(pattern, 0) + 1
-            if index := self._state.indexes.get(pattern):
+            if index := self._indexes.get(pattern):
                 keys = [key for key in index.matching(copy.meta) if self._ledger.wants(key, copy.meta)]
                 targets += [self._ledger.backlogs[key] for key in keys]
         return targets
@@ -125,17 +139,17 @@ class DeliveryQueue:
         """Publish to topic subscribers. A delayed message is published by its sender if that does not receive
         its own messages.
         """
-        if (sender := self._state.sender_without_echo(copy.meta)) is None:
+        if (sender := self._clients.sender_without_echo(copy.meta)) is None:
             self._publish_directly(copy)
             return
         number = self._last_due_number = self._last_due_number + 1
-        alarm = self._state.loop.call_later(PUBLISH_S, self._publish_overdue, number)
+        alarm = self._lifetime.loop.call_later(PUBLISH_S, self._publish_overdue, number)
         self._awaiting_sender[number] = (sender.name, copy, alarm)
         sender.due.append((number, copy.meta.mark or ""))
         self._dirty.add(sender.name)
         self._flush.set()
 
-    def delayed_published(self, sender: state.ClientConnection, report: protocol.DelayedPublished) -> None:
+    def delayed_published(self, sender: clients.ClientConnection, report: protocol.DelayedPublished) -> None:
         name, _, alarm = self._awaiting_sender.get(report.number, ("", None, None))
         if name != sender.name or alarm is None:
             return
@@ -169,20 +183,20 @@ class DeliveryQueue:
             target.rejected = self.rejected(target)
             self._live_since.pop(target.key, None)
             if live:
-                index = self._state.indexes.setdefault(subscription.topic, selectors.SelectorIndex())
+                index = self._indexes.setdefault(subscription.topic, selectors.SelectorIndex())
                 index.add(target.key, subscription.selector)
                 self._live_since[target.key] = (
                     self._published_counts.get(subscription.topic, 0),
                     target.matched,
                 )
-            elif subscription.topic in self._state.indexes:
-                self._state.indexes[subscription.topic].remove(target.key)
+            elif subscription.topic in self._indexes:
+                self._indexes[subscription.topic].remove(target.key)
 
     def retain_only(self, patterns: set[str]) -> None:
         for pattern in self._published_counts.keys() - patterns:
             del self._published_counts[pattern]
-        for pattern in self._state.indexes.keys() - patterns:
-            del self._state.indexes[pattern]
+        for pattern in self._indexes.keys() - patterns:
+            del self._indexes[pattern]
 
     def rejected(self, source: backlog.Backlog) -> int:
         """Number of messages that the selector rejected.
@@ -203,8 +217,23 @@ class DeliveryQueue:
 
     # Out of backlogs.
 
+    def release(self, holder: clients.ClientConnection, request: protocol.ReleaseMessages) -> None:
+        for key, sequences in request.deliveries.items():
+            if source := self._ledger.backlogs.get(key):
+                instructions = source.release(
+                    sequences,
+                    holder.name,
+                    counted=request.counted,
+                    reason=request.reason,
+                    elsewhere=request.elsewhere,
+                    delay_s=request.delay_s,
+                    error=request.error,
+                )
+                self.execute(source, instructions)
+                self.pump(source)
+
     def pump(self, source: backlog.Backlog) -> None:
-        self.execute(source, source.pump(self._state.now_ms(), self.cache.get))
+        self.execute(source, source.pump(messages.now_ms(), self.cache.get))
         self.reader.start(source)
 
     def left(self, source: backlog.Backlog) -> None:
@@ -213,7 +242,7 @@ class DeliveryQueue:
         """
         source.settle(self._ledger.end)
         if source.key in self._ledger.subscriptions:
-            self._idle_since[source] = self._state.loop.time()
+            self._idle_since[source] = self._lifetime.loop.time()
 
     def unload(self, source: backlog.Backlog) -> None:
         self._ended(source)
@@ -238,7 +267,7 @@ class DeliveryQueue:
         for instruction in instructions:
             match instruction:
                 case backlog.DeliverMessage(consumer=(name, consumer), number=number, message=message):
-                    connection = self._state.connections[name]
+                    connection = self._clients.connections[name]
                     connection.outbox.append(
                         protocol.MessageDelivery(
                             consumer, source.key, number, instruction.count, message.raw, message.data
@@ -256,16 +285,16 @@ class DeliveryQueue:
                 case backlog.DeadLetterMessage(number=number, reason=messages.EXPIRED):
                     expired.append(number)
                 case backlog.DeadLetterMessage(number=number, reason=reason):
-                    target = self._state.queue_settings(source.key).dead_letters
-                    self._state.spawn(self._dead_letter(source, number, reason, target))
+                    target = ledger.settings_of(self._settings, source.key).dead_letters
+                    self._lifetime.spawn(self._dead_letter(source, number, reason, target))
         if self._unsent_bytes > UNSENT_BYTES_MAX:
             self.reader.may_read.clear()
-        if expired and (target := self._state.queue_settings(source.key).expired):
+        if expired and (target := ledger.settings_of(self._settings, source.key).expired):
             for number in expired:
-                self._state.spawn(self._dead_letter(source, number, messages.EXPIRED, target))
+                self._lifetime.spawn(self._dead_letter(source, number, messages.EXPIRED, target))
         elif expired:
             record = ledger.LogRecord(acked={source.key: expired})
-            self._state.journal.add(
+            self._log.journal.add(
                 journal.JournalItem([], record, failed=lambda _: source.cancel_finish(expired))
             )
 
@@ -278,7 +307,7 @@ class DeliveryQueue:
 
         if (former := self._retries.get((source, number))) is not None:
             former.cancel()  # the index was dropped and made again meanwhile
-        self._retries[source, number] = self._state.loop.call_later(delay_s, retry)
+        self._retries[source, number] = self._lifetime.loop.call_later(delay_s, retry)
 
     def stop_retries(self) -> None:
         for timer in self._retries.values():
@@ -292,9 +321,12 @@ class DeliveryQueue:
         message = await self.reader.get(source, number)
         if message is not None and reason != messages.EXPIRED:
             expires_ms = message.meta.expiration_ms
-            if expires_ms and expires_ms <= self._state.now_ms():
+            if expires_ms and expires_ms <= messages.now_ms():
                 source.expired += 1
-                reason, target = messages.EXPIRED, self._state.queue_settings(source.key).expired or ""
+                reason, target = (
+                    messages.EXPIRED,
+                    ledger.settings_of(self._settings, source.key).expired or "",
+                )
         if message is not None and target:
             meta = moved_messages.to_dead_letter(message.meta, reason, self._origin(source, message))
             raw = messages.encode_meta(meta).decode()
@@ -302,7 +334,7 @@ class DeliveryQueue:
         record = ledger.LogRecord(acked={source.key: [number]}, stored=journal.count_by_queue(copies))
         while True:
             try:
-                await self._state.store(journal.JournalItem(copies, record))
+                await self._log.store(journal.JournalItem(copies, record))
                 return
             except errors.Refused:  # the log is full
                 if self._ledger.backlogs.get(source.key) is not source:
@@ -323,13 +355,13 @@ class DeliveryQueue:
         self._flush.set()
 
     def send_reply(self, subject: str, result: protocol.DispatcherReply) -> None:
-        result.epoch, result.partitions = self._state.epoch, self._state.partition_count
+        result.epoch, result.partitions = self._log.epoch, self._log.partition_count
         self._replies.append((subject, result))
         self._flush.set()
 
     async def send(self) -> None:
         """Send everything that waits, once per iteration of the event loop. Runs until cancelled."""
-        publish = self._state.bus.publish
+        publish = self._bus.publish
         while True:
             await self._flush.wait()
             self._flush.clear()
@@ -338,17 +370,17 @@ class DeliveryQueue:
             replies, self._replies = self._replies, []
             self._unsent_bytes = 0
             for name in dirty:
-                connection = self._state.connections.get(name)
+                connection = self._clients.connections.get(name)
                 if connection is None:
                     continue
                 waiting, connection.outbox = connection.outbox, []
                 due, connection.due = connection.due, []
                 registration, before = connection.registration, connection.delivered
                 connection.delivered += len(waiting)
-                subject = protocol.deliver_subject(connection.identity, name, self._state.partition)
+                subject = protocol.deliver_subject(connection.identity, name, self._log.partition)
                 for batch in (*_split(waiting), *([[]] if due else [])):
                     message = protocol.DeliveryBatch(
-                        self._state.epoch, batch, [] if batch else due, registration, before
+                        self._log.epoch, batch, [] if batch else due, registration, before
                     )
                     before += len(batch)
                     await publish(subject, protocol.encode(message))

@@ -15,7 +15,7 @@ import functools
 import json
 from collections import Counter
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from muster.bus import api, leases
 from muster.bus.rpc import admission, requests
@@ -24,20 +24,23 @@ from muster.core.telemetry import log
 from muster.message import destinations, partitions, peer_protocol, producer_holds, protocol, settings
 from muster.message import errors as message_errors
 from muster.message.dispatcher import (
-    admin,
-    admin_requests,
     attachments,
+    clients,
     delivery,
-    scheduled,
+    rights,
     topic_capture,
     works,
 )
-from muster.message.dispatcher import state as dispatcher_state
-from muster.message.dispatcher.log import checkpoints, compaction
+from muster.message.dispatcher import lifetime as lifetime_
+from muster.message.dispatcher.admin import admin_requests, queue_admin, scheduled
+from muster.message.dispatcher.log import checkpoints, compaction, message_log
 from muster.message.dispatcher.peers import peer_requests
 from muster.supervision import tasks
 
 events = log.EventLog("message")
+
+#: Called with a registered connection or the name of an identity, the request, and where the reply goes.
+Handler = Callable[[Any, Any, lifetime_.ReplyCallback], None]
 
 RECORDS_BYTES: Final = 64 << 20  # bytes between checkpoints, a limit on what a successor has to read
 NOTIFY: Final = ("notify",)
@@ -53,7 +56,7 @@ class Dispatcher:
         stream: api.Stream,
         epoch: int,
         message_settings: settings.MessageSettings,
-        may: dispatcher_state.May = dispatcher_state.allow_all,
+        may: rights.May = rights.allow_all,
         max_bytes: int = 1 << 30,
         on_refused: Callable[[str], None] = lambda reason: None,
         holds: producer_holds.HoldBudgets | None = None,
@@ -61,49 +64,69 @@ class Dispatcher:
         partition: int = partitions.HOME,
         partition_count: int = 1,
     ) -> None:
-        self._state = dispatcher_state.DispatcherState(
-            bus,
+        self._bus = bus
+        self._settings = message_settings
+        self._log = message_log.MessageLog(
             stream,
             epoch,
             message_settings,
-            may,
             max_bytes=max_bytes,
             partition=partition,
             partition_count=partition_count,
         )
-        self._ledger = self._state.ledger
-        self._delivery = delivery.DeliveryQueue(self._state)
-        self._capture = topic_capture.TopicCapture(self._state, self._delivery)
-        self._attachments = attachments.Attachments(self._state, self._delivery, self._capture)
-        self._admin = admin.QueueAdmin(self._state, self._delivery)
-        self._scheduled = scheduled.ScheduledMessages(self._state, self._delivery.delays)
-        self._admin_requests = admin_requests.AdminRequests(self._state, self._admin, self._scheduled)
+        self._ledger = self._log.ledger
+        self._rights = rights.MessageRights(may, message_settings)
+        self._clients = clients.ClientTable(self._ledger.depths, message_settings.queues_per_identity)
+        self._lifetime = lifetime_.DispatcherLifetime()
+        self._delivery = delivery.DeliveryQueue(
+            bus, self._log, self._lifetime, self._clients, message_settings
+        )
+        self._capture = topic_capture.TopicCapture(bus, self._log, self._delivery)
+        self._attachments = attachments.Attachments(
+            self._log, self._clients, self._rights, message_settings, self._delivery, self._capture
+        )
+        self._admin = queue_admin.QueueAdmin(
+            self._log, self._rights, self._clients, message_settings, self._delivery
+        )
+        self._scheduled = scheduled.ScheduledMessages(self._log, self._rights, self._delivery.delays)
+        self._admin_requests = admin_requests.AdminRequests(
+            bus, self._log, self._rights, message_settings, self._admin, self._scheduled
+        )
+        self._works = works.Works(
+            bus,
+            self._log,
+            self._lifetime,
+            self._clients,
+            self._rights,
+            message_settings,
+            self._delivery,
+            self._is_gone,
+        )
+        self._peers = peer_requests.PeerRequests(self._log, self._lifetime, self._delivery, self._works)
         self.refused: Counter[str] = Counter()  # messages that are not valid requests, by reason
         self._on_refused = on_refused  # called with the reason when a connection is rejected
         self._holds = holds or producer_holds.HoldBudgets()
         self._connected: Counter[str] = Counter()  # number of connections by identity
         # Connections, by the bus connection that they use: a gateway's may share one
         self._names_at: dict[api.ConnectionId, dict[str, None]] = {}
-        self._settings = message_settings
         self._checkpoint_bytes = 0  # size of the log after the last checkpoint
         self._checkpointing = asyncio.Lock()
         self._packed_bytes = 0.0  # size of the log above which it is packed again
         self._crowded = asyncio.Event()
-        self._works = works.Works(self._state, self._delivery, self._is_gone)
-        self._peers = peer_requests.PeerRequests(self._state, self._delivery, self._works)
         self._disconnected = False
-        self._started_at = self._state.loop.time()
+        self._started_at = self._lifetime.loop.time()
         self._lost_at: dict[str, float] = {}  # connections that may return, and when they were lost
+        self._of_connections, self._of_identities = self._handlers()
 
     # Life cycle.
 
     async def run(self) -> None:
         """Run until an error or cancellation. Nothing of it is left then, even if it was still starting:
         its subscriptions would receive requests that are meant for the next one."""
-        bus, ends = self._state.bus, contextlib.AsyncExitStack()
+        bus, ends = self._bus, contextlib.AsyncExitStack()
         end_state = bus.on_state(self._bus_changed)
         ends.push_async_callback(self._admin_requests.server.close)
-        ends.push_async_callback(self._state.stop)
+        ends.push_async_callback(self._stop)
         ends.push_async_callback(self._capture.stop)
         ends.callback(self._delivery.delays.stop)
         ends.callback(self._delivery.stop_retries)
@@ -113,15 +136,21 @@ class Dispatcher:
             end_state()
             await tasks.finish(ends.aclose())
 
+    async def _stop(self) -> None:
+        await self._lifetime.tasks.close()
+        self._log.journal.abandon(errors.NotConnected("the dispatcher has stopped"))
+
     def _bus_changed(self, state: api.ConnectionState) -> None:
         """Deliveries in transit when the connection broke may be lost: a new epoch repeats them."""
         if state is not api.ConnectionState.CONNECTED:
             self._disconnected = True
-        elif self._disconnected and not self._state.failure.done():
-            self._state.failure.set_exception(errors.NotConnected("the connection to the brokers was lost"))
+        elif self._disconnected and not self._lifetime.failure.done():
+            self._lifetime.failure.set_exception(
+                errors.NotConnected("the connection to the brokers was lost")
+            )
 
     async def _dispatch(self, bus: api.Bus, ends: contextlib.AsyncExitStack) -> None:
-        await checkpoints.recover(self._state)
+        await checkpoints.recover(self._log)
         await self._delivery.delays.recover()
         await self._delivery.transfers.recover()
         self._delivery.cache.start = self._ledger.end
@@ -131,21 +160,21 @@ class Dispatcher:
             subscription = await bus.subscribe(pattern, handler=handler)
             ends.push_async_callback(subscription.close)
 
-        level = partitions.level(self._state.partition)
+        level = partitions.level(self._log.partition)
         for kind in (("request",), NOTIFY, protocol.READ):
             pattern = subjects.from_identity(protocol.PART, "*", *kind, *level)
             await subscribe(pattern, functools.partial(self._receive, pattern, kind))
-        started = protocol.started_subject(self._state.partition)
+        started = protocol.started_subject(self._log.partition)
         await subscribe(started, self._other_started)
-        if self._state.partition_count > 1:
-            pattern = peer_protocol.peer_subject("*", self._state.partition)
+        if self._log.partition_count > 1:
+            pattern = peer_protocol.peer_subject("*", self._log.partition)
             await subscribe(pattern, functools.partial(self._receive_from_peer, pattern))
         try:
             await subscribe(leases.DISCONNECTED, self._connection_closed)
         except errors.Forbidden:
             events.info("disconnect-events-unavailable", identity=bus.identity)
-        loop = functools.partial(self._state.tasks.loop, on_failure=tasks.OnFailure.FATAL)
-        loop("journal", self._state.journal.run)
+        loop = functools.partial(self._lifetime.tasks.loop, on_failure=tasks.OnFailure.FATAL)
+        loop("journal", self._log.journal.run)
         loop("delivery", self._delivery.send)
         loop("watch", self._watch)
         loop("sweep", self._sweep)
@@ -153,34 +182,34 @@ class Dispatcher:
         loop("bodies", self._delivery.bodies.run)
         loop("transactions", self._works.transactions.run)
         self._works.transactions.complete_all()
-        await bus.publish(started, protocol.encode(protocol.DispatcherStarted(self._state.epoch)))
+        await bus.publish(started, protocol.encode(protocol.DispatcherStarted(self._log.epoch)))
         events.info(
             "dispatcher-started",
-            partition=self._state.partition,
-            epoch=self._state.epoch,
-            head=self._state.journal.head,
+            partition=self._log.partition,
+            epoch=self._log.epoch,
+            head=self._log.journal.head,
             subscriptions=len(self._ledger.subscriptions),
             queues=len(self._ledger.depths),
         )
-        await self._state.failure
+        await self._lifetime.failure
 
     def _other_started(self, message: api.Message) -> None:
         """A successor started. Stop now: until the lease or the log reveals it, clients would receive replies
         from this dispatcher.
         """
-        epoch, ours = protocol.decode_started(message.data).epoch, self._state.epoch
-        if epoch > ours and not self._state.failure.done():
+        epoch, ours = protocol.decode_started(message.data).epoch, self._log.epoch
+        if epoch > ours and not self._lifetime.failure.done():
             error = errors.StaleEpoch("another dispatcher has started", epoch=ours, current=epoch)
-            self._state.failure.set_exception(error)
+            self._lifetime.failure.set_exception(error)
 
     async def _watch(self) -> None:
         """Detect silent connections, update rates and write checkpoints."""
         while True:
             await asyncio.sleep(WATCH_S)
-            now = self._state.loop.time()
+            now = self._lifetime.loop.time()
             oldest = now - self._settings.connection_timeout_s
             for connection in [
-                client for client in self._state.connections.values() if client.last_seen < oldest
+                client for client in self._clients.connections.values() if client.last_seen < oldest
             ]:
                 events.info("connection-silent", connection=connection.name, identity=connection.identity)
                 self._connection_lost(connection)
@@ -197,18 +226,18 @@ class Dispatcher:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SWEEP_S):
                     await self._crowded.wait()
-            is_short = self._state.is_short_of_room(SWEEP_S)
+            is_short = self._log.is_short_of_room(SWEEP_S)
             with contextlib.suppress(errors.LimitExceeded):  # the log is full: retry next time
                 await self._admin.expire_messages(everywhere=is_short)
                 if is_short or self._crowded.is_set():
-                    await compaction.pack(self._state, self._write_checkpoint)
-                    used, most = (await self._state.stream.state()).bytes, self._state.max_bytes
-                    self._state.used_bytes = used
-                    self._packed_bytes = used + max((dispatcher_state.FULL * most - used) / 2, most / 64)
+                    await compaction.pack(self._log, self._write_checkpoint)
+                    used, most = (await self._log.stream.state()).bytes, self._log.max_bytes
+                    self._log.used_bytes = used
+                    self._packed_bytes = used + max((message_log.FULL * most - used) / 2, most / 64)
             self._crowded.clear()
 
     async def _checkpoint_if_due(self) -> None:
-        here = self._state
+        here = self._log
         here.used_bytes = (await here.stream.state()).bytes
         if self._is_crowded():
             self._crowded.set()
@@ -224,14 +253,14 @@ class Dispatcher:
 
     def _is_crowded(self) -> bool:
         """Whether the log is packed now: packing it earlier would free too little to read it completely."""
-        return self._state.used_bytes > max(CROWDED * self._state.max_bytes, self._packed_bytes)
+        return self._log.used_bytes > max(CROWDED * self._log.max_bytes, self._packed_bytes)
 
     async def _write_checkpoint(self) -> None:
         async with self._checkpointing:
             try:
-                await checkpoints.write(self._state)
+                await checkpoints.write(self._log)
             finally:
-                self._state.used_bytes = self._checkpoint_bytes = (await self._state.stream.state()).bytes
+                self._log.used_bytes = self._checkpoint_bytes = (await self._log.stream.state()).bytes
 
     # Requests.
 
@@ -274,95 +303,71 @@ class Dispatcher:
             self._delivery.send_reply(subject, protocol.failed(error))
 
     def _handle(
-        self, sender: str, request: protocol.DispatcherRequest, reply: dispatcher_state.ReplyCallback
+        self, sender: str, request: protocol.DispatcherRequest, reply: lifetime_.ReplyCallback
     ) -> None:
-        match request:
-            case protocol.ClientHello():
-                self._hello(sender, request)
-                reply(protocol.DispatcherReply())
-            case protocol.Ping():
-                connection = self._require_connection(sender, request.connection)
-                keys = {connection.consumers.get(number, "") for number in request.consumers}
-                self._delivery.reader.when_read(
-                    [self._ledger.backlogs[key] for key in keys if key in self._ledger.backlogs],
-                    lambda: reply(
-                        protocol.DispatcherReply(delivered=connection.delivered, notified=connection.notified)
-                    ),
-                )
-            case protocol.EchoOff():
-                self._require_connection(sender, request.connection).without_echo = True
-            case protocol.DelayedPublished():
-                self._delivery.delayed_published(
-                    self._require_connection(sender, request.connection), request
-                )
-            case protocol.StageMessages():
-                self._works.stage(self._require_connection(sender, request.connection), request)
-                reply(protocol.DispatcherReply())
-            case protocol.StoreChunk():
-                connection = self._require_connection(sender, request.connection)
-                self._state.reply_when_done(self._delivery.bodies.store(request), reply)
-            case protocol.ReleaseBody():
-                self._delivery.bodies.release(request.body)
-            case protocol.ReadChunk():
-                self._state.reply_when_done(self._delivery.bodies.read(request), reply)
-            case protocol.CommitWork():
-                self._works.commit(self._require_connection(sender, request.connection), request, reply)
-            case protocol.SharedWork():
-                self._works.share(self._require_connection(sender, request.connection), request, reply)
-            case protocol.AttachConsumer():
-                self._attachments.attach(self._require_connection(sender, request.connection), request, reply)
-            case protocol.GrantCredit():
-                connection = self._require_connection(sender, request.connection)
-                self._attachments.credit(connection, request.consumer, request.more)
-            case protocol.SlowConsumer():
-                self._broadcast_slow(self._require_connection(sender, request.connection), request)
-            case protocol.StopDelivery():
-                connection = self._require_connection(sender, request.connection)
-                for number in request.consumers:
-                    self._attachments.credit(connection, number, None)
-                reply(protocol.DispatcherReply())
-            case protocol.ReleaseMessages():
-                connection = self._require_connection(sender, request.connection)
-                for key, sequences in request.deliveries.items():
-                    if source := self._ledger.backlogs.get(key):
-                        self._delivery.execute(
-                            source,
-                            source.release(
-                                sequences,
-                                connection.name,
-                                counted=request.counted,
-                                reason=request.reason,
-                                elsewhere=request.elsewhere,
-                                delay_s=request.delay_s,
-                                error=request.error,
-                            ),
-                        )
-                        self._delivery.pump(source)
-                reply(protocol.DispatcherReply())
-            case protocol.DetachConsumer():
-                connection = self._require_connection(sender, request.connection)
-                self._attachments.detach(connection, request.consumer, request.seen)
-                reply(protocol.DispatcherReply())
-            case protocol.Disconnect():
-                if request.connection in self._state.connections:
-                    self._remove_connection(
-                        self._require_connection(sender, request.connection),
-                        None if request.lost else request.seen,
-                    )
-                reply(protocol.DispatcherReply())
-            case protocol.EndSubscription():
-                self._attachments.unsubscribe(
-                    self._require_connection(sender, request.connection), request, reply
-                )
-            case protocol.DeleteTemporary():
-                self._attachments.delete_temporary(sender, request.destination, reply)
-            case protocol.CheckTemporary():
-                self._works.check_exists(destinations.Destination.parse(request.destination))
-                reply(protocol.DispatcherReply())
-            case protocol.CountPartitions():
-                reply(protocol.DispatcherReply(owner=self._state.owner))
-            case protocol.CancelScheduled():
-                self._state.reply_when_done(self._scheduled.cancel(sender, request), reply)
+        kind = type(request)
+        if (of_connection := self._of_connections.get(kind)) is not None:
+            connection = self._require_connection(sender, request.connection)  # type: ignore[union-attr]
+            of_connection(connection, request, reply)
+        elif (of_identity := self._of_identities.get(kind)) is not None:
+            of_identity(sender, request, reply)
+
+    def _handlers(self) -> tuple[dict[type, Handler], dict[type, Handler]]:
+        """What to do for requests of a registered connection, and of any identity. `admin_requests` has the
+        others.
+        """
+        works_, attached, bodies = self._works, self._attachments, self._delivery.bodies
+        later = self._lifetime.reply_when_done
+        return {
+            protocol.Ping: self._ping,
+            protocol.EchoOff: lambda of, request, _: setattr(of, "without_echo", True),
+            protocol.DelayedPublished: lambda of, request, _: self._delivery.delayed_published(of, request),
+            protocol.StageMessages: _done_by(works_.stage),
+            protocol.StoreChunk: lambda _, request, reply: later(bodies.store(request), reply),
+            protocol.CommitWork: works_.commit,
+            protocol.SharedWork: works_.share,
+            protocol.AttachConsumer: attached.attach,
+            protocol.GrantCredit: lambda of, request, _: attached.credit(of, request.consumer, request.more),
+            protocol.SlowConsumer: lambda of, request, _: self._broadcast_slow(of, request),
+            protocol.StopDelivery: _done_by(attached.stop),
+            protocol.ReleaseMessages: _done_by(self._delivery.release),
+            protocol.DetachConsumer: _done_by(
+                lambda of, request: attached.detach(of, request.consumer, request.seen)
+            ),
+            protocol.EndSubscription: attached.unsubscribe,
+        }, {
+            protocol.ClientHello: _done_by(self._hello),
+            protocol.Disconnect: _done_by(self._disconnect),
+            protocol.ReleaseBody: lambda _, request, reply: bodies.release(request.body),
+            protocol.ReadChunk: lambda _, request, reply: later(bodies.read(request), reply),
+            protocol.DeleteTemporary: attached.delete_temporary,
+            protocol.CheckTemporary: _done_by(
+                lambda _, request: works_.check_exists(destinations.Destination.parse(request.destination))
+            ),
+            protocol.CountPartitions: lambda _, request, reply: reply(
+                protocol.DispatcherReply(owner=partitions.owner())
+            ),
+            protocol.CancelScheduled: lambda sender, request, reply: later(
+                self._scheduled.cancel(sender, request), reply
+            ),
+        }
+
+    def _ping(
+        self, connection: clients.ClientConnection, request: protocol.Ping, reply: lifetime_.ReplyCallback
+    ) -> None:
+        keys = {connection.consumers.get(number, "") for number in request.consumers}
+
+        def answer() -> None:
+            counts = protocol.DispatcherReply(delivered=connection.delivered, notified=connection.notified)
+            reply(counts)
+
+        backlogs = [self._ledger.backlogs[key] for key in keys if key in self._ledger.backlogs]
+        self._delivery.reader.when_read(backlogs, answer)
+
+    def _disconnect(self, sender: str, request: protocol.Disconnect) -> None:
+        if request.connection in self._clients.connections:
+            connection = self._require_connection(sender, request.connection)
+            self._remove_connection(connection, None if request.lost else request.seen)
 
     # Connections.
 
@@ -375,7 +380,7 @@ class Dispatcher:
         owner, _, suffix = hello.connection.rpartition("-")
         if owner != sender:
             raise errors.Forbidden(f"the connection {hello.connection[:300]!r} does not belong to {sender}")
-        existing = self._state.connections.get(hello.connection)
+        existing = self._clients.connections.get(hello.connection)
         if hello.client_id:
             self._check_client_id(sender, hello.client_id, hello.connection)
         if existing is None and self._connected[sender] >= self._settings.connections_per_identity:
@@ -391,20 +396,20 @@ class Dispatcher:
                 existing.client_id = hello.client_id
         else:
             subjects.token(suffix)
-            existing = self._state.connections[hello.connection] = dispatcher_state.ClientConnection(
+            existing = self._clients.connections[hello.connection] = clients.ClientConnection(
                 hello.connection,
                 sender,
                 hello.client_id,
-                self._state.loop.time(),
+                self._lifetime.loop.time(),
                 without_echo=hello.without_echo,
             )
             self._connected[sender] += 1
         self._set_at(existing, at)  # it may have moved to another broker
         if existing.client_id:
-            self._state.clients[existing.origin] = existing.name
+            self._clients.names[existing.origin] = existing.name
         existing.registration = hello.registration
         existing.delivered = existing.notified = 0
-        existing.last_seen = self._state.loop.time()
+        existing.last_seen = self._lifetime.loop.time()
         self._lost_at.pop(existing.name, None)
 
     def _check_client_id(self, identity: str, client_id: str, connection: str) -> None:
@@ -414,22 +419,22 @@ class Dispatcher:
             raise message_errors.InvalidClientId(
                 f"a client id has at most {protocol.CLIENT_ID_BYTES_MAX} bytes, not {size}"
             )
-        if self._state.partition != partitions.HOME:
+        if self._log.partition != partitions.HOME:
             return  # one partition decides to which connection it belongs
-        other = self._state.clients.get(protocol.origin(identity, client_id))
+        other = self._clients.names.get(protocol.origin(identity, client_id))
         if other is not None and other != connection:
             raise message_errors.InvalidClientId(
                 f"the client id {client_id!r} is in use by another connection"
             )
 
-    def _require_connection(self, sender: str, name: str) -> dispatcher_state.ClientConnection:
-        connection = self._state.connections.get(name)
+    def _require_connection(self, sender: str, name: str) -> clients.ClientConnection:
+        connection = self._clients.connections.get(name)
         if connection is None or connection.identity != sender:
             raise errors.NotConnected(f"the connection {name!r} is not registered: send a hello first")
-        connection.last_seen = self._state.loop.time()
+        connection.last_seen = self._lifetime.loop.time()
         return connection
 
-    def _set_at(self, connection: dispatcher_state.ClientConnection, at: api.ConnectionId | None) -> None:
+    def _set_at(self, connection: clients.ClientConnection, at: api.ConnectionId | None) -> None:
         """Set the bus connection of a client connection; None: it is removed, or not known."""
         if connection.at is not None:
             names = self._names_at[connection.at]
@@ -441,18 +446,18 @@ class Dispatcher:
             self._names_at.setdefault(at, {})[connection.name] = None
 
     def _remove_connection(
-        self, connection: dispatcher_state.ClientConnection, seen: dict[str, list[int]] | None
+        self, connection: clients.ClientConnection, seen: dict[str, list[int]] | None
     ) -> None:
         """``seen``: see `protocol.DetachConsumer`; None: the connection is lost."""
         for number in list(connection.consumers):
             self._attachments.detach(connection, number, seen)
-        if self._state.connections.pop(connection.name, None) is not None:
+        if self._clients.connections.pop(connection.name, None) is not None:
             self._set_at(connection, None)
             self._connected[connection.identity] -= 1
             if not self._connected[connection.identity]:
                 del self._connected[connection.identity]
         if connection.client_id:
-            self._state.clients.pop(connection.origin, None)
+            self._clients.names.pop(connection.origin, None)
 
     def _connection_closed(self, message: api.Message) -> None:
         """A broker reports a closed connection."""
@@ -463,37 +468,45 @@ class Dispatcher:
         except (ValueError, KeyError, TypeError, RecursionError):
             return
         for name in names:
-            self._connection_lost(self._state.connections[name])
+            self._connection_lost(self._clients.connections[name])
 
-    def _connection_lost(self, connection: dispatcher_state.ClientConnection) -> None:
+    def _connection_lost(self, connection: clients.ClientConnection) -> None:
         """Release the messages it held at once. Its temporary queues remain for a while, because it may
         return.
         """
         self._remove_connection(connection, None)
-        self._lost_at[connection.name] = self._state.loop.time()
+        self._lost_at[connection.name] = self._lifetime.loop.time()
 
     def _is_gone(self, name: str) -> bool:
         """Whether a connection is gone for good.
 
         Connections of an earlier dispatcher have the same time to return, from the start of this one.
         """
-        if name in self._state.connections:
+        if name in self._clients.connections:
             return False
-        away_s = self._state.loop.time() - self._lost_at.get(name, self._started_at)
+        away_s = self._lifetime.loop.time() - self._lost_at.get(name, self._started_at)
         return away_s > self._settings.connection_timeout_s
 
-    def _broadcast_slow(
-        self, connection: dispatcher_state.ClientConnection, report: protocol.SlowConsumer
-    ) -> None:
+    def _broadcast_slow(self, connection: clients.ClientConnection, report: protocol.SlowConsumer) -> None:
         """Broadcast a slow consumer, if the client may subscribe to the topic and producers have not waited
         for its identity too long.
         """
-        if self._state.partition != partitions.HOME:  # one dispatcher counts how long producers wait
+        if self._log.partition != partitions.HOME:  # one dispatcher counts how long producers wait
             raise errors.InvalidInput("slow consumers are reported to the first partition")
-        if not self._state.may_subscribe(connection.identity, report.topic):
+        if not self._rights.may_subscribe(connection.identity, report.topic):
             return
         decision = self._holds.report(
-            connection.identity, report.topic, self._state.loop.time(), recovered=report.recovered
+            connection.identity, report.topic, self._lifetime.loop.time(), recovered=report.recovered
         )
         if decision is producer_holds.HoldDecision.BROADCAST:
             self._delivery.announce(protocol.SLOW, protocol.encode(report))
+
+
+def _done_by(act: Callable[[Any, Any], None]) -> Handler:
+    """A handler that replies when ``act`` has returned."""
+
+    def handle(sender: Any, request: Any, reply: lifetime_.ReplyCallback) -> None:
+        act(sender, request)
+        reply(protocol.DispatcherReply())
+
+    return handle

@@ -14,14 +14,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+from collections.abc import Callable
 from typing import Final
 
 from muster.core import errors
 from muster.core import messages as core_messages
 from muster.message import destinations, messages, partitions, peer_protocol, protocol
-from muster.message import errors as message_errors
-from muster.message.dispatcher import state
-from muster.message.dispatcher.log import journal, ledger, pages
+from muster.message.dispatcher.log import journal, ledger, message_log, pages
 from muster.message.dispatcher.peers import transfers
 
 UPLOAD_S: Final = 3600.0  # how long after its last chunk a body may wait for its message
@@ -33,80 +32,78 @@ _TRANSFER: Final = "transfer:"  # begins the key of messages on their way to ano
 
 
 class LargeBodies:
-    def __init__(self, shared: state.DispatcherState) -> None:
-        self._state = shared
-        self._ledger = shared.ledger
+    def __init__(
+        self, log: message_log.MessageLog, now_s: Callable[[], float], message_bytes_max: int
+    ) -> None:
+        self._log = log
+        self._ledger = log.ledger
+        self._now_s = now_s
+        self._message_bytes_max = message_bytes_max
         self._messages: dict[tuple[str, int], str] = {}  # bodies by backlog and number of the message
         self._references: dict[str, int] = {}  # number of these messages by body
         self._sizes: dict[str, int] = {}  # bytes stored by body, of those being uploaded
         self._needed_until: dict[str, float] = {}  # by body, regardless of its messages
-        self._started_at = shared.loop.time()
+        self._started_at = now_s()
         self._counted = False
-        shared.on_record = self._applied
+        log.on_record = self._applied
 
     async def store(self, request: protocol.StoreChunk | peer_protocol.StoreBody) -> protocol.DispatcherReply:
-        size, shared = len(request.data), self._state
+        size, log = len(request.data), self._log
         if not _ID.fullmatch(request.body) or size > protocol.CHUNK_BYTES:
             raise errors.InvalidInput(f"a chunk has a body id and at most {protocol.CHUNK_BYTES} bytes")
         total = self._sizes.get(request.body, 0) + size
         # Another partition has accepted the message, perhaps when the limit was higher.
         is_new = isinstance(request, protocol.StoreChunk)
-        if is_new and total > shared.settings.max_message_bytes:
+        if is_new and total > self._message_bytes_max:
             raise core_messages.MessageTooLarge(
-                f"a message has at most {shared.settings.max_message_bytes} bytes",
+                f"a message has at most {self._message_bytes_max} bytes",
                 hint="the limit is `message.max_message_bytes`",
             )
-        if not shared.has_room(size):
-            shared.refused_at = shared.loop.time()
-            raise message_errors.LogFull(
-                "the log of messages is full: consume some, or raise retention.messages.max_bytes"
-            )
-        if shared.journal.is_full:
-            raise errors.Overloaded("too many messages wait to be stored", retry_after_s=0.1)
-        shared.used_bytes += size
+        log.check_room(size)
+        log.used_bytes += size
         self._sizes[request.body] = total
-        self._needed_until[request.body] = shared.loop.time() + UPLOAD_S
+        self._needed_until[request.body] = self._now_s() + UPLOAD_S
         chunk = journal.JournalMessage(
             destinations.topic("body"),
             messages.MessageMeta(),
             "{}",
             request.data,
-            shared.subjects.body(request.body),
+            log.subjects.body(request.body),
         )
         known = request.body in self._ledger.bodies
         record = ledger.LogRecord() if known else ledger.LogRecord(bodies=[request.body])
-        (number,) = await shared.store(journal.JournalItem([chunk], record))
+        (number,) = await log.store(journal.JournalItem([chunk], record))
         return protocol.DispatcherReply(count=pages.sequence_of(number))
 
     async def read(self, request: protocol.ReadChunk) -> protocol.DispatcherReply:
-        data = await self._state.log.chunk(request.body, request.chunk)
+        data = await self._log.reader.chunk(request.body, request.chunk)
         if data is None:
             raise errors.NotFound("the body of the message is not stored any more")
         return protocol.DispatcherReply(data=data)
 
     def check(self, body: messages.LargeBody, destination: destinations.Destination) -> None:
         """It has to be in this partition, or in that of the destination."""
-        partition, shared = body.partition, self._state
-        if partition == shared.partition:
+        partition, log = body.partition, self._log
+        if partition == log.partition:
             is_stored = body.id in self._ledger.bodies
         else:
-            is_stored = partition == partitions.of_destination(destination, shared.partition_count)
+            is_stored = partition == partitions.of_destination(destination, log.partition_count)
         if not is_stored:
             raise errors.NotFound("the body of the message is not stored: send it again")
 
     def release(self, body: str) -> None:
         self._sizes.pop(body, None)
         if body in self._needed_until:
-            self._needed_until[body] = self._state.loop.time() + TOPIC_S
+            self._needed_until[body] = self._now_s() + TOPIC_S
 
     def placed(self, copy: journal.JournalMessage, number: int) -> None:
         """A message that refers to a body was stored or, without a number, published."""
         assert copy.meta.large is not None
         body = copy.meta.large.id
-        if copy.meta.large.partition != self._state.partition:
+        if copy.meta.large.partition != self._log.partition:
             return  # it is in the partition to which the message is transferred
         self._sizes.pop(body, None)
-        now = self._state.loop.time()
+        now = self._now_s()
         if copy.destination.is_queue or copy.deferred:
             self._needed_until[body] = now
         else:
@@ -115,9 +112,9 @@ class LargeBodies:
             self._add(self._key(copy.subject or "", copy.destination), number, body)
 
     def _key(self, subject: str, destination: destinations.Destination) -> str:
-        if subject == self._state.subjects.delay:
+        if subject == self._log.subjects.delay:
             return ledger.DELAY_KEY
-        if subject.startswith(self._state.subjects.transfer_prefix):
+        if subject.startswith(self._log.subjects.transfer_prefix):
             return _transfer_key(subject)
         return ledger.queue_key(destination.name) if destination.is_queue else _TOPICS
 
@@ -152,7 +149,7 @@ class LargeBodies:
         while True:
             await asyncio.sleep(SWEEP_S)
             with contextlib.suppress(errors.LimitExceeded):  # the log is full: retry next time
-                await self.delete_unused(self._state.loop.time())
+                await self.delete_unused(self._now_s())
 
     async def delete_unused(self, now: float) -> None:
         if not self._ledger.bodies:
@@ -171,21 +168,21 @@ class LargeBodies:
             and self._needed_until.get(body, self._started_at + UPLOAD_S) <= now
         ]
         for body in unused:
-            await self._state.stream.purge(subject=self._state.subjects.body(body))
-            await self._state.store(journal.JournalItem([], ledger.LogRecord(deleted_bodies=[body])))
+            await self._log.stream.purge(subject=self._log.subjects.body(body))
+            await self._log.store(journal.JournalItem([], ledger.LogRecord(deleted_bodies=[body])))
             self._needed_until.pop(body, None)
             self._sizes.pop(body, None)
 
     async def _count(self) -> None:
         """Find the messages in the log that refer to bodies."""
         queues = {
-            self._state.subjects.queue(key.removeprefix(ledger.QUEUE_MARK)): key
+            self._log.subjects.queue(key.removeprefix(ledger.QUEUE_MARK)): key
             for key in self._ledger.backlogs
             if key.startswith(ledger.QUEUE_MARK)
         }
-        log_subjects = self._state.subjects
-        sorted_to = self._state.shared_pages.sorted_to
-        async for page in self._state.log.read_pages(1):
+        log_subjects = self._log.subjects
+        sorted_to = self._log.shared_pages.sorted_to
+        async for page in self._log.reader.read_pages(1):
             if page.subject == log_subjects.shared and page.sequence <= sorted_to:
                 continue  # they have been sorted
             for number, subject, held in pages.read(page):
@@ -205,7 +202,7 @@ class LargeBodies:
                     continue
                 raw = transfers.meta_of(held.raw) if key.startswith(_TRANSFER) else held.raw
                 large = messages.decode_meta(raw).large
-                if large is not None and large.partition == self._state.partition:
+                if large is not None and large.partition == self._log.partition:
                     self._add(key, number, large.id)
                     self._needed_until.setdefault(large.id, self._started_at)
 

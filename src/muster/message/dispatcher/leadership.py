@@ -14,7 +14,7 @@ from muster.bus import api, leases
 from muster.core import errors
 from muster.core.telemetry import log, metrics
 from muster.message import partitions, producer_holds, settings
-from muster.message.dispatcher import dispatcher, state
+from muster.message.dispatcher import dispatcher, rights
 from muster.message.dispatcher.log import pages
 from muster.message.dispatcher.peers import membership as membership_
 
@@ -32,7 +32,7 @@ class DispatcherLeadership:
         message_settings: settings.MessageSettings | None = None,
         *,
         max_bytes: int = 1 << 30,
-        may: state.May = state.allow_all,
+        may: rights.May = rights.allow_all,
         lease_ttl_s: float = leases.TTL_S,
         replicas: int = 1,
         measure: metrics.Metrics | None = None,

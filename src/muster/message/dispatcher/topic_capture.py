@@ -9,15 +9,18 @@ from muster.bus import api
 from muster.core import errors, subjects, topics
 from muster.core.telemetry import log
 from muster.message import codec, destinations, messages, moved_messages, protocol
-from muster.message.dispatcher import delivery, state
-from muster.message.dispatcher.log import journal
+from muster.message.dispatcher import delivery
+from muster.message.dispatcher.log import journal, message_log
 
 events = log.EventLog("message")
 
 
 class TopicCapture:
-    def __init__(self, shared: state.DispatcherState, delivery_queue: delivery.DeliveryQueue) -> None:
-        self._state = shared
+    def __init__(
+        self, bus: api.Bus, log: message_log.MessageLog, delivery_queue: delivery.DeliveryQueue
+    ) -> None:
+        self._bus = bus
+        self._log = log
         self._delivery = delivery_queue
         self._captured: dict[str, api.Subscription] = {}  # by subject
         self.patterns_changed = asyncio.Event()
@@ -28,10 +31,10 @@ class TopicCapture:
         while True:
             await self.patterns_changed.wait()
             self.patterns_changed.clear()
-            patterns = self._state.patterns
+            patterns = self._log.patterns
             required = {subject for text in patterns for subject in topics.TopicPattern.parse(text).subjects}
             for subject in required - self._captured.keys():
-                self._captured[subject] = await self._state.bus.subscribe(
+                self._captured[subject] = await self._bus.subscribe(
                     subject, handler=functools.partial(self._capture_message, subject)
                 )
             for subject in self._captured.keys() - required:
@@ -56,19 +59,19 @@ class TopicCapture:
                 break
             if subjects.matches(other, message.subject):
                 return
-        if not self._state.patterns.matching(topic):
+        if not self._log.patterns.matching(topic):
             return
-        full = not self._state.has_room(len(message.data))
+        full = not self._log.has_room(len(message.data))
         if full and not self._full:
             events.warning("plain-messages-dropped", topic=str(topic), reason="the log of messages is full")
         self._full = full
-        if full or self._state.journal.is_full:
+        if full or self._log.journal.is_full:
             self.dropped += 1
             return
-        self._state.used_bytes += len(message.data)
+        self._log.used_bytes += len(message.data)
         destination = destinations.topic(str(topic))
         moved_messages.correct(meta, str(destination))
         meta.destination = str(destination)
         raw = messages.encode_meta(meta).decode()
         copies = [self._delivery.copy_to(destination, meta, raw, message.data, due=True)]
-        self._state.journal.add(journal.JournalItem(copies))
+        self._log.journal.add(journal.JournalItem(copies))

@@ -5,15 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from muster.bus import api
 from muster.core import errors
-from muster.message import destinations, messages, moved_messages, partitions, peer_protocol, protocol
+from muster.message import (
+    destinations,
+    messages,
+    moved_messages,
+    partitions,
+    peer_protocol,
+    protocol,
+    settings,
+)
 from muster.message import errors as message_errors
-from muster.message.dispatcher import delivery, state
-from muster.message.dispatcher.log import journal, ledger
+from muster.message.dispatcher import clients, delivery, rights
+from muster.message.dispatcher import lifetime as lifetime_
+from muster.message.dispatcher.log import journal, ledger, message_log
 from muster.message.dispatcher.peers import calls, transactions
 
 #: Acknowledged sequences by backlog, with the connection that received the messages.
-Acks = list[tuple[state.ClientConnection, dict[str, list[int]]]]
+Acks = list[tuple[clients.ClientConnection, dict[str, list[int]]]]
 
 
 @dataclass(slots=True)
@@ -30,28 +40,40 @@ class Works:
 
     def __init__(
         self,
-        shared: state.DispatcherState,
+        bus: api.Bus,
+        log: message_log.MessageLog,
+        lifetime: lifetime_.DispatcherLifetime,
+        client_table: clients.ClientTable,
+        message_rights: rights.MessageRights,
+        message_settings: settings.MessageSettings,
         delivery_queue: delivery.DeliveryQueue,
         is_gone: Callable[[str], bool],
     ) -> None:
-        self._state = shared
-        self._ledger = shared.ledger
+        self._bus = bus
+        self._log = log
+        self._ledger = log.ledger
+        self._lifetime = lifetime
+        self._clients = client_table
+        self._rights = message_rights
+        self._settings = message_settings
         self._delivery = delivery_queue
         self._is_gone = is_gone
-        self._committing: dict[tuple[str, int], list[state.ReplyCallback]] = {}
-        self.transactions = transactions.Transactions(shared, delivery_queue, self._all_acknowledged)
+        self._committing: dict[tuple[str, int], list[lifetime_.ReplyCallback]] = {}
+        self.transactions = transactions.Transactions(
+            bus, log, lifetime, client_table, delivery_queue, self._all_acknowledged
+        )
 
-    def stage(self, connection: state.ClientConnection, stage: protocol.StageMessages) -> None:
+    def stage(self, connection: clients.ClientConnection, stage: protocol.StageMessages) -> None:
         staged = connection.staged
         if staged is None or staged.work != stage.work:
-            staged = connection.staged = state.StagedWork(stage.work)
+            staged = connection.staged = clients.StagedWork(stage.work)
         if len(staged.sends) >= stage.after + len(stage.sends):
             return  # a repeated request
         if len(staged.sends) != stage.after:
             raise errors.Conflict(f"{len(staged.sends)} messages are staged, not {stage.after}: start again")
         size = sum(len(send.data) + len(send.meta) for send in stage.sends)
         total = own = 0
-        for other in self._state.connections.values():
+        for other in self._clients.connections.values():
             if other.staged is not None:
                 total += other.staged.bytes
                 own += other.staged.bytes if other.identity == connection.identity else 0
@@ -64,7 +86,10 @@ class Works:
         staged.bytes += size
 
     def share(
-        self, connection: state.ClientConnection, shared: protocol.SharedWork, reply: state.ReplyCallback
+        self,
+        connection: clients.ClientConnection,
+        shared: protocol.SharedWork,
+        reply: lifetime_.ReplyCallback,
     ) -> None:
         """Commit a work of several connections. Some may not be registered yet, after a new dispatcher has
         started: their clients acknowledge again when they are.
@@ -73,22 +98,22 @@ class Works:
             return
         acks: Acks = []
         for name, by_backlog in shared.acks.items():
-            holder = self._state.connections.get(name)
+            holder = self._clients.connections.get(name)
             if holder is None or holder.identity != connection.identity:
                 raise errors.Conflict(f"the connection {name!r} is not registered")
-            holder.last_seen = self._state.loop.time()
+            holder.last_seen = self._lifetime.loop.time()
             acks.append((holder, by_backlog))
         work = protocol.CommitWork(connection.name, shared.number, shared.sends)
         self._commit(connection, work, acks, reply)
 
     def commit(
-        self, connection: state.ClientConnection, work: protocol.CommitWork, reply: state.ReplyCallback
+        self, connection: clients.ClientConnection, work: protocol.CommitWork, reply: lifetime_.ReplyCallback
     ) -> None:
         if not self._is_repeated(connection, work.number, reply):
             self._commit(connection, work, [(connection, work.acks)], reply)
 
     def _is_repeated(
-        self, connection: state.ClientConnection, number: int, reply: state.ReplyCallback
+        self, connection: clients.ClientConnection, number: int, reply: lifetime_.ReplyCallback
     ) -> bool:
         """Reply to a repetition when the work is stored."""
         key = (connection.name, number)
@@ -102,10 +127,10 @@ class Works:
 
     def _commit(
         self,
-        connection: state.ClientConnection,
+        connection: clients.ClientConnection,
         work: protocol.CommitWork,
         acks: Acks,
-        reply: state.ReplyCallback,
+        reply: lifetime_.ReplyCallback,
     ) -> None:
         key = (connection.name, work.number)
         sends = self._sends(connection, work)
@@ -123,7 +148,7 @@ class Works:
 
         checked = self._temporary_elsewhere(sends)
         if remote or checked:
-            self._state.spawn(self._coordinate(connection, work, acks, sends, remote, checked, finish))
+            self._lifetime.spawn(self._coordinate(connection, work, acks, sends, remote, checked, finish))
             return
         try:
             self._store(connection, work, acks, sends, finish)
@@ -131,7 +156,7 @@ class Works:
             finish(protocol.failed(error))
 
     def _sends(
-        self, connection: state.ClientConnection, work: protocol.CommitWork
+        self, connection: clients.ClientConnection, work: protocol.CommitWork
     ) -> list[protocol.SendMessage]:
         sends = work.sends
         if work.staged:
@@ -147,22 +172,17 @@ class Works:
 
     def _store(
         self,
-        connection: state.ClientConnection,
+        connection: clients.ClientConnection,
         work: protocol.CommitWork,
         acks: Acks,
         sends: list[protocol.SendMessage],
-        finish: state.ReplyCallback,
+        finish: lifetime_.ReplyCallback,
         attempt: transactions.Attempt | None = None,
     ) -> None:
         """Store a work; with an ``attempt``, this decides on the transaction."""
         size = sum(len(send.data) + len(send.meta) for send in sends)
-        if sends and not self._state.has_room(size):
-            self._state.refused_at = self._state.loop.time()
-            raise message_errors.LogFull(
-                "the log of messages is full: consume some, or raise retention.messages.max_bytes"
-            )
-        if sends and self._state.journal.is_full:
-            raise errors.Overloaded("too many messages wait to be stored", retry_after_s=0.1)
+        if sends:
+            self._log.check_room(size)
         acked: dict[str, list[int]] = {}
         for holder, by_backlog in acks:
             for where, numbers in self._acknowledged(holder, by_backlog, strict=work.strict).items():
@@ -170,9 +190,9 @@ class Works:
         targets: dict[str, _Target] = {}
         copies = [self._journal_message(connection, send, targets) for send in sends]
         stored_in = journal.count_by_queue(copies)
-        self._state.create_queues(connection.identity, stored_in)
+        self._clients.create_queues(connection.identity, stored_in)
         connection.staged = None
-        self._state.used_bytes += size
+        self._log.used_bytes += size
         if not copies and not acked and not attempt:
             finish(protocol.DispatcherReply())
             return
@@ -200,10 +220,10 @@ class Works:
         finishing = [(self._ledger.backlogs[where], sequences) for where, sequences in acked.items()]
         for source, sequences in finishing:
             source.start_finish(sequences)
-        self._state.journal.add(journal.JournalItem(copies, record, stored, not_stored))
+        self._log.journal.add(journal.JournalItem(copies, record, stored, not_stored))
 
     def _reply_when_done(
-        self, reply: state.ReplyCallback, transferred: dict[int, int], attempts: list[str]
+        self, reply: lifetime_.ReplyCallback, transferred: dict[int, int], attempts: list[str]
     ) -> None:
         """Reply when the other partitions have stored what concerns them: then the sender's next message
         follows these, and a consumer receives them.
@@ -217,13 +237,13 @@ class Works:
             await self.transactions.wait_completed(attempts)
             return protocol.DispatcherReply()
 
-        self._state.reply_when_done(wait(), reply)
+        self._lifetime.reply_when_done(wait(), reply)
 
     # Transactions of several partitions.
 
     def _temporary_elsewhere(self, sends: list[protocol.SendMessage]) -> list[destinations.Destination]:
         """The temporary destinations of messages that are in another partition."""
-        if self._state.partition_count == 1:
+        if self._log.partition_count == 1:
             return []
         parsed = map(destinations.Destination.parse, {send.destination for send in sends})
         return [
@@ -234,13 +254,13 @@ class Works:
 
     async def _coordinate(
         self,
-        connection: state.ClientConnection,
+        connection: clients.ClientConnection,
         work: protocol.CommitWork,
         acks: Acks,
         sends: list[protocol.SendMessage],
         remote: dict[int, dict[str, list[int]]],
         checked: list[destinations.Destination],
-        finish: state.ReplyCallback,
+        finish: lifetime_.ReplyCallback,
     ) -> None:
         attempt = self.transactions.begin(connection.name, work.number, list(remote)) if remote else None
         own = [
@@ -249,12 +269,12 @@ class Works:
         ]
         try:
             for destination in checked:
-                partition = partitions.of_destination(destination, self._state.partition_count)
+                partition = partitions.of_destination(destination, self._log.partition_count)
                 request = peer_protocol.CheckDestination(str(destination))
-                await calls.call(self._state.bus, partition, request)
+                await calls.call(self._bus, partition, request)
             if attempt:
                 await self.transactions.prepare(attempt, connection, remote)
-            if self._state.connections.get(connection.name) is not connection:
+            if self._clients.connections.get(connection.name) is not connection:
                 raise errors.NotConnected("the connection was lost during its transaction")
             self._store(connection, work, own, sends, finish, attempt)
         except errors.MusterError as error:
@@ -263,12 +283,12 @@ class Works:
             finish(protocol.failed(error))
 
     def _all_acknowledged(
-        self, connection: state.ClientConnection, acks: dict[str, list[int]]
+        self, connection: clients.ClientConnection, acks: dict[str, list[int]]
     ) -> dict[str, list[int]]:
         return self._acknowledged(connection, acks, strict=True)
 
     def _acknowledged(
-        self, connection: state.ClientConnection, acks: dict[str, list[int]], *, strict: bool
+        self, connection: clients.ClientConnection, acks: dict[str, list[int]], *, strict: bool
     ) -> dict[str, list[int]]:
         """The acknowledged messages that are not done yet and that the connection may acknowledge.
 
@@ -296,17 +316,17 @@ class Works:
                 acked[key] = mine
         return acked
 
-    def _may_consume(self, connection: state.ClientConnection, key: str) -> bool:
+    def _may_consume(self, connection: clients.ClientConnection, key: str) -> bool:
         """Whether it may acknowledge messages received by an earlier consumer of the same connection."""
         if (subscription := self._ledger.subscriptions.get(key)) is not None:
             owned = subscription.client_id is None or (
                 (subscription.identity, subscription.client_id) == (connection.identity, connection.client_id)
             )
-            return owned and self._state.may_subscribe(connection.identity, subscription.topic)
+            return owned and self._rights.may_subscribe(connection.identity, subscription.topic)
         queue = destinations.queue(key.removeprefix(ledger.QUEUE_MARK))
         if queue.is_temporary:
             return queue.owner == connection.name
-        return self._state.may(connection.identity, "receive", queue.name)
+        return self._rights.may(connection.identity, "receive", queue.name)
 
     # Messages.
 
@@ -314,30 +334,30 @@ class Works:
         """Reject a temporary destination that was deleted, or whose connection is gone."""
         if not destination.is_temporary:
             return
-        owner = self._state.connections.get(destination.owner)
+        owner = self._clients.connections.get(destination.owner)
         deleted = destination.name in owner.deleted if owner else self._is_gone(destination.owner)
         if deleted:
             kind = "queue" if destination.is_queue else "topic"
             raise message_errors.InvalidDestination(f"the temporary {kind} {destination.name!r} was deleted")
 
-    def _target(self, connection: state.ClientConnection, text: str) -> _Target:
+    def _target(self, connection: clients.ClientConnection, text: str) -> _Target:
         """What the messages of a work to one destination have in common; rejects what it may not send to."""
         destination = destinations.Destination.parse(text)
         is_remote = self._delivery.transfers.is_remote(destination)
         if not is_remote:
             self.check_exists(destination)
-        self._state.check_may_send(connection.identity, destination)
+        self._rights.check_may_send(connection.identity, destination)
         if not destination.is_queue:
             return _Target(destination)
-        expiry_s = self._state.settings.queue(destination.name).expiry_s
+        expiry_s = self._settings.queue(destination.name).expiry_s
         return _Target(
             destination,
-            None if is_remote else self._state.subjects.queue(destination.name),
+            None if is_remote else self._log.subjects.queue(destination.name),
             round(expiry_s * 1000) if expiry_s else 0,
         )
 
     def _journal_message(
-        self, connection: state.ClientConnection, send: protocol.SendMessage, targets: dict[str, _Target]
+        self, connection: clients.ClientConnection, send: protocol.SendMessage, targets: dict[str, _Target]
     ) -> journal.JournalMessage:
         target = targets.get(send.destination)
         if target is None:
@@ -349,7 +369,7 @@ class Works:
         if meta.delivery_time_ms and meta.destination is None:
             meta.destination, changed = send.destination, True  # used when it is due
         if target.expiry_ms and not meta.expiration_ms:
-            start_ms = max(self._state.now_ms(), meta.delivery_time_ms)
+            start_ms = max(messages.now_ms(), meta.delivery_time_ms)
             meta.expiration_ms, changed = start_ms + target.expiry_ms, True
         if changed:
             raw = messages.encode_meta(meta).decode()

@@ -19,8 +19,8 @@ from typing import Final
 from muster.bus import api
 from muster.core import errors, topics
 from muster.message import messages
-from muster.message.dispatcher import backlog, state
-from muster.message.dispatcher.log import journal, ledger, log_reader, pages
+from muster.message.dispatcher import backlog
+from muster.message.dispatcher.log import journal, ledger, log_reader, message_log, pages
 
 SORT_BYTES: Final = 2 << 20  # sorted at one time
 SORT_STEP: Final = 1000  # messages examined at one time
@@ -32,30 +32,30 @@ DENSE: Final = 10  # a page is packed if less than one of so many bytes is neede
 class LogNeeds:
     """Which messages of the log are needed, as far as they were stored before this was made."""
 
-    def __init__(self, shared: state.DispatcherState) -> None:
-        self._state = shared
-        self._ledger = shared.ledger
+    def __init__(self, log: message_log.MessageLog) -> None:
+        self._log = log
+        self._ledger = log.ledger
         self._queues: dict[str, backlog.Backlog] = {}
         self._by_pattern: dict[str, list[backlog.Backlog]] = {}
-        for key, source in shared.ledger.backlogs.items():
-            if (subscription := shared.ledger.subscriptions.get(key)) is not None:
+        for key, source in log.ledger.backlogs.items():
+            if (subscription := log.ledger.subscriptions.get(key)) is not None:
                 self._by_pattern.setdefault(subscription.topic, []).append(source)
             else:
-                self._queues[shared.subjects.queue(key.removeprefix(ledger.QUEUE_MARK))] = source
+                self._queues[log.subjects.queue(key.removeprefix(ledger.QUEUE_MARK))] = source
 
     def is_queue(self, subject: str) -> bool:
         return subject in self._queues
 
     def need(self, subject: str, number: int) -> bool:
         """Not if the queue was deleted. ``subject``: also the group of topics, if one of them may need it."""
-        subjects, end = self._state.subjects, self._ledger.end
+        subjects, end = self._log.subjects, self._ledger.end
         if (source := self._queues.get(subject)) is not None:
             return not source.is_over(number, end)
         if subject.startswith(subjects.topic_prefix):
             topic = topics.Topic.from_subject(subjects.of_topic(subject))
             return any(
                 not source.is_over(number, end)
-                for text in self._state.patterns.matching(topic)
+                for text in self._log.patterns.matching(topic)
                 for source in self._by_pattern.get(text, [])
             )
         if subject == subjects.delay:
@@ -64,7 +64,7 @@ class LogNeeds:
 
     def floor(self, group: str) -> int:
         """No message of the group up to here is needed."""
-        subjects = self._state.subjects
+        subjects = self._log.subjects
         if (source := self._queues.get(group)) is not None:
             return source.floor
         if group.startswith(subjects.transfer_prefix):
@@ -76,32 +76,32 @@ class LogNeeds:
         return self._ledger.end
 
 
-async def sort(shared: state.DispatcherState) -> None:
+async def sort(log: message_log.MessageLog) -> None:
     """Write what is still needed of shared pages again, to pages of their destinations: then the shared pages
     are not needed any more. As far as there is room: a full log could not be trimmed.
     """
-    head, needs = shared.ledger.head, LogNeeds(shared)
+    head, needs = log.ledger.head, LogNeeds(log)
     needed: list[log_reader.Numbered] = []
     size = 0
-    most = min(SORT_BYTES, shared.max_bytes // 32)
-    async for _, page in shared.log.several(await _to_sort(shared, needs, head), shared.subjects.shared):
+    most = min(SORT_BYTES, log.max_bytes // 32)
+    async for _, page in log.reader.several(await _to_sort(log, needs, head), log.subjects.shared):
         for number, subject, held in pages.read(page) if page is not None else ():
             if needs.need(subject, number):
                 needed.append((number, subject, held))
                 size += _size(needed[-1])
         if page is not None and size > most:
-            if not await _write_sorted(shared, needed, page.sequence):
+            if not await _write_sorted(log, needed, page.sequence):
                 return
             needed, size = [], 0
-    await _write_sorted(shared, needed, head)
+    await _write_sorted(log, needed, head)
 
 
-async def _to_sort(shared: state.DispatcherState, needs: LogNeeds, head: int) -> list[int]:
+async def _to_sort(log: message_log.MessageLog, needs: LogNeeds, head: int) -> list[int]:
     """The shared pages that may contain needed messages."""
     sequences: set[int] = set()
-    for group in shared.shared_pages.groups():
+    for group in log.shared_pages.groups():
         floor = needs.floor(group)
-        for at, number in enumerate(shared.shared_pages.unsorted(group, floor + 1)):
+        for at, number in enumerate(log.shared_pages.unsorted(group, floor + 1)):
             if at % SORT_STEP == 0:
                 await asyncio.sleep(0)
             sequence = pages.sequence_of(number)
@@ -112,25 +112,25 @@ async def _to_sort(shared: state.DispatcherState, needs: LogNeeds, head: int) ->
     return sorted(sequences)
 
 
-async def _write_sorted(shared: state.DispatcherState, needed: list[log_reader.Numbered], to: int) -> bool:
+async def _write_sorted(log: message_log.MessageLog, needed: list[log_reader.Numbered], to: int) -> bool:
     """Write messages of shared pages up to the sequence ``to``. False: there is no room."""
     size = sum(map(_size, needed))
-    if needed and shared.used_bytes + size > SORT_SHARE * shared.max_bytes:
+    if needed and log.used_bytes + size > SORT_SHARE * log.max_bytes:
         return False
-    shared.used_bytes += size
+    log.used_bytes += size
     by_group: dict[str, list[log_reader.Numbered]] = {}
     for message in needed:
-        by_group.setdefault(shared.subjects.group(message[1]), []).append(message)
+        by_group.setdefault(log.subjects.group(message[1]), []).append(message)
     runs = [
         _Run(group, part[0][0], part[-1][0], part)
         for group, of_group in by_group.items()
         for part in _pages_full(of_group)
     ]
-    if (made := await _write_pages(shared, runs)) is None:
+    if (made := await _write_pages(log, runs)) is None:
         return False
-    before = pages.end(shared.shared_pages.sorted_to)
-    shared.shared_pages.sort(to, made)
-    _forget_released(shared, before + 1, pages.end(to), needed)
+    before = pages.end(log.shared_pages.sorted_to)
+    log.shared_pages.sort(to, made)
+    _forget_released(log, before + 1, pages.end(to), needed)
     return True
 
 
@@ -147,7 +147,7 @@ class _Run:
     replaced: list[int] = field(default_factory=list)  # sequences
 
 
-async def _write_pages(shared: state.DispatcherState, runs: list[_Run]) -> list[ledger.SortedPage] | None:
+async def _write_pages(log: message_log.MessageLog, runs: list[_Run]) -> list[ledger.SortedPage] | None:
     """A page for each run. None: there is no room, and nothing is left of them."""
     made: list[ledger.SortedPage] = []
     try:
@@ -160,26 +160,26 @@ async def _write_pages(shared: state.DispatcherState, runs: list[_Run]) -> list[
                 ],
                 numbers=[number for number, _, _ in run.needed],
             )
-            item = journal.JournalItem(page=(shared.subjects.sorted(run.group), page))
-            sequence = pages.sequence_of((await shared.store(item))[0])
+            item = journal.JournalItem(page=(log.subjects.sorted(run.group), page))
+            sequence = pages.sequence_of((await log.store(item))[0])
             made.append(ledger.SortedPage(run.group, run.first, run.last, sequence, len(run.needed)))
     except errors.LimitExceeded:
         for useless in made:
-            await delete(shared, useless.sequence)
+            await delete(log, useless.sequence)
         return None
     return made
 
 
-async def delete(shared: state.DispatcherState, sequence: int) -> None:
+async def delete(log: message_log.MessageLog, sequence: int) -> None:
     with contextlib.suppress(errors.NotFound):  # it was trimmed meanwhile
-        await shared.stream.delete(sequence)
+        await log.stream.delete(sequence)
 
 
 def _forget_released(
-    shared: state.DispatcherState, first: int, last: int, written: list[log_reader.Numbered]
+    log: message_log.MessageLog, first: int, last: int, written: list[log_reader.Numbered]
 ) -> None:
     """Of the delayed messages with these numbers, the log contains only what was written again."""
-    done, left = shared.ledger.delayed_done, {number for number, _, _ in written}
+    done, left = log.ledger.delayed_done, {number for number, _, _ in written}
     done -= {
         number for number in done if first <= number <= last and number & pages.SHARED and number not in left
     }
@@ -202,9 +202,9 @@ def _pages_full(of_group: list[log_reader.Numbered]) -> Iterator[list[log_reader
     yield part
 
 
-def _place(shared: state.DispatcherState, needs: LogNeeds, page: api.StoredMessage) -> _Run | None:
+def _place(log: message_log.MessageLog, needs: LogNeeds, page: api.StoredMessage) -> _Run | None:
     """The page as a run. None: it is not of a group that can be packed. ``last`` 0: it is useless."""
-    subjects, index = shared.subjects, shared.shared_pages
+    subjects, index = log.subjects, log.shared_pages
     if page.subject.startswith(subjects.sorted_prefix):
         entry = index.at(page.sequence)
         if entry is None:
@@ -218,45 +218,45 @@ def _place(shared: state.DispatcherState, needs: LogNeeds, page: api.StoredMessa
     return _Run("", 0, 0) if replaced else _Run(group, first, pages.end(page.sequence))
 
 
-async def pack(shared: state.DispatcherState, checkpoint: Callable[[], Awaitable[None]]) -> None:
+async def pack(log: message_log.MessageLog, checkpoint: Callable[[], Awaitable[None]]) -> None:
     """Reads the complete log. ``checkpoint`` writes one, which names the new pages: only then the others are
     deleted. `errors.LimitExceeded`: there is no room for it.
     """
     await checkpoint()  # from here on, a sorted page that is not in the index is useless
-    packer = _Packer(shared, checkpoint)
-    async for page in shared.log.read_pages(1, last=shared.checkpoint_head):
+    packer = _Packer(log, checkpoint)
+    async for page in log.reader.read_pages(1, last=log.checkpoint_head):
         await packer.add(page)
         await asyncio.sleep(0)  # other requests have their turn
     await packer.write()
 
 
 class _Packer:
-    def __init__(self, shared: state.DispatcherState, checkpoint: Callable[[], Awaitable[None]]) -> None:
-        self._state = shared
-        self._needs = LogNeeds(shared)
+    def __init__(self, log: message_log.MessageLog, checkpoint: Callable[[], Awaitable[None]]) -> None:
+        self._log = log
+        self._needs = LogNeeds(log)
         self._checkpoint = checkpoint
         self._runs: dict[tuple[str, int], _Run] = {}  # by group, and whether they are of sorted pages
         self._complete: list[_Run] = []
         self._kept: dict[tuple[str, int], list[int]] = {}  # first numbers of pages that others do not join
         self._size = 0
-        self._size_max = max(pages.PAGE_BYTES, min(PACK_BYTES, shared.max_bytes // 32))
+        self._size_max = max(pages.PAGE_BYTES, min(PACK_BYTES, log.max_bytes // 32))
 
     async def add(self, page: api.StoredMessage) -> None:
         """The next page of the log."""
-        shared = self._state
-        if page.subject == shared.subjects.shared:
+        log = self._log
+        if page.subject == log.subjects.shared:
             if not self._needed(page):
-                await delete(shared, page.sequence)
+                await delete(log, page.sequence)
             return
-        if (run := _place(shared, self._needs, page)) is None:
+        if (run := _place(log, self._needs, page)) is None:
             return
         run.needed = self._needed(page) if run.last else []
-        if not run.needed and run.group != shared.subjects.delay:
-            await delete(shared, page.sequence)
-            shared.shared_pages.delete(filter(None, [shared.shared_pages.at(page.sequence)]))
+        if not run.needed and run.group != log.subjects.delay:
+            await delete(log, page.sequence)
+            log.shared_pages.delete(filter(None, [log.shared_pages.at(page.sequence)]))
             return
         run.size, run.stored, run.replaced = sum(map(_size, run.needed)), len(page.data), [page.sequence]
-        is_small = page.subject.startswith(shared.subjects.sorted_prefix)  # join it with its neighbours
+        is_small = page.subject.startswith(log.subjects.sorted_prefix)  # join it with its neighbours
         if not run.needed or run.size * DENSE > (pages.PAGE_BYTES if is_small else run.stored):
             self._end(run)
             self._kept.setdefault((run.group, run.first & pages.SHARED), []).append(run.first)
@@ -264,7 +264,7 @@ class _Packer:
             await self._extend(run)
 
     def _needed(self, page: api.StoredMessage) -> list[log_reader.Numbered]:
-        now_ms, needs = self._state.now_ms(), self._needs
+        now_ms, needs = messages.now_ms(), self._needs
         return [
             message
             for message in pages.read(page)
@@ -296,7 +296,7 @@ class _Packer:
 
     def _is_kept_between(self, key: tuple[str, int], after: int, before: int) -> bool:
         """Whether another page has messages between these numbers. It may be anywhere in the log."""
-        packed = self._state.shared_pages.of_kind(*key, after + 1)
+        packed = self._log.shared_pages.of_kind(*key, after + 1)
         return bool(packed and packed[0].first < before) or any(
             after < first < before for first in self._kept.get(key, ())
         )
@@ -309,20 +309,20 @@ class _Packer:
             self._kept.setdefault(key, []).append(before.first)
 
     async def write(self) -> None:
-        shared, runs = self._state, [*self._complete, *self._runs.values()]
+        log, runs = self._log, [*self._complete, *self._runs.values()]
         runs = [run for run in runs if len(run.replaced) > 1 or run.size * DENSE <= run.stored]
         self._complete, self._runs, size, self._size = [], {}, self._size, 0
-        if not runs or (made := await _write_pages(shared, runs)) is None:
+        if not runs or (made := await _write_pages(log, runs)) is None:
             return
-        shared.used_bytes += size
-        shared.shared_pages.add(made)
+        log.used_bytes += size
+        log.shared_pages.add(made)
         for run in runs:
-            if run.group == shared.subjects.delay:
-                _forget_released(shared, run.first, run.last, run.needed)
+            if run.group == log.subjects.delay:
+                _forget_released(log, run.first, run.last, run.needed)
         await self._checkpoint()
         for run in runs:
             for sequence in run.replaced:
-                await delete(shared, sequence)
+                await delete(log, sequence)
 
 
 def _has_expired(raw: str, now_ms: int) -> bool:

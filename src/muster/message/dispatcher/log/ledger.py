@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import msgspec
 
 from muster.core import topics
-from muster.message import messages, partitions, retries
+from muster.message import messages, partitions, retries, settings
 from muster.message.dispatcher import backlog
 
 # Connections whose last work is known, so that no earlier one is executed again.
@@ -157,6 +157,11 @@ class LogCheckpoint(msgspec.Struct, omit_defaults=True):
 
 
 Ended = list[backlog.Backlog]
+
+
+def settings_of(message_settings: settings.MessageSettings, key: str) -> settings.QueueSettings:
+    """The settings for a backlog. Durable subscriptions have the defaults."""
+    return message_settings.queue(key.removeprefix(QUEUE_MARK) if key.startswith(QUEUE_MARK) else "")
 
 
 class Ledger:

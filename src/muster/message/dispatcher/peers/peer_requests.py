@@ -7,46 +7,48 @@ import contextlib
 from muster.core import errors
 from muster.message import destinations, messages, peer_protocol, protocol
 from muster.message import errors as message_errors
-from muster.message.dispatcher import delivery, state, works
-from muster.message.dispatcher.log import journal, ledger
+from muster.message.dispatcher import delivery, works
+from muster.message.dispatcher import lifetime as lifetime_
+from muster.message.dispatcher.log import journal, ledger, message_log
 
 
 class PeerRequests:
     def __init__(
-        self, shared: state.DispatcherState, delivery_queue: delivery.DeliveryQueue, all_works: works.Works
+        self,
+        log: message_log.MessageLog,
+        lifetime: lifetime_.DispatcherLifetime,
+        delivery_queue: delivery.DeliveryQueue,
+        all_works: works.Works,
     ) -> None:
-        self._state = shared
+        self._log = log
+        self._lifetime = lifetime
         self._delivery = delivery_queue
         self._works = all_works
 
-    def handle(self, request: peer_protocol.PeerRequest, reply: state.ReplyCallback) -> None:
+    def handle(self, request: peer_protocol.PeerRequest, reply: lifetime_.ReplyCallback) -> None:
         transactions = self._works.transactions
         match request:
             case peer_protocol.TransferMessages():
                 self._receive(request, reply)
             case peer_protocol.PrepareAcks():
-                self._state.reply_when_done(transactions.reserve(request), reply)
+                self._lifetime.reply_when_done(transactions.reserve(request), reply)
             case peer_protocol.ResolveAcks():
-                self._state.reply_when_done(transactions.resolve(request), reply)
+                self._lifetime.reply_when_done(transactions.resolve(request), reply)
             case peer_protocol.AskOutcome():
-                self._state.reply_when_done(transactions.outcome(request.attempt), reply)
+                self._lifetime.reply_when_done(transactions.outcome(request.attempt), reply)
             case peer_protocol.StoreBody():
-                self._state.reply_when_done(self._delivery.bodies.store(request), reply)
+                self._lifetime.reply_when_done(self._delivery.bodies.store(request), reply)
             case peer_protocol.CheckDestination():
                 self._works.check_exists(destinations.Destination.parse(request.destination))
                 reply(protocol.DispatcherReply())
 
-    def _receive(self, request: peer_protocol.TransferMessages, reply: state.ReplyCallback) -> None:
-        shared, transfers = self._state, self._delivery.transfers
+    def _receive(self, request: peer_protocol.TransferMessages, reply: lifetime_.ReplyCallback) -> None:
+        log, transfers = self._log, self._delivery.transfers
         size = sum(len(message.data) + len(message.meta) for message in request.messages)
-        if not shared.has_room(size):
-            shared.refused_at = shared.loop.time()
-            raise message_errors.LogFull("the log of messages is full")
-        if shared.journal.is_full:
-            raise errors.Overloaded("too many messages wait to be stored", retry_after_s=0.1)
+        log.check_room(size)
         new, last = transfers.accept(request)
         copies = [copy for message in new if (copy := self._copy(message)) is not None]
-        shared.used_bytes += size
+        log.used_bytes += size
 
         def done() -> None:
             if transfers.stored(last):
@@ -58,7 +60,7 @@ class PeerRequests:
             stored=journal.count_by_queue(copies),
             received={message.channel: message.number for message in new},
         )
-        shared.journal.add(journal.JournalItem(copies, record, lambda _: done(), lambda _: done()))
+        log.journal.add(journal.JournalItem(copies, record, lambda _: done(), lambda _: done()))
 
     def _copy(self, message: peer_protocol.TransferredMessage) -> journal.JournalMessage | None:
         """None: its temporary queue was deleted."""

@@ -21,10 +21,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from muster.bus import api
 from muster.core import errors
 from muster.message import partitions, peer_protocol, protocol
-from muster.message.dispatcher import state
-from muster.message.dispatcher.log import journal, ledger
+from muster.message.dispatcher import clients
+from muster.message.dispatcher import lifetime as lifetime_
+from muster.message.dispatcher.log import journal, ledger, message_log
 from muster.message.dispatcher.peers import calls
 
 if TYPE_CHECKING:  # equivalent: annotations are not evaluated
@@ -34,7 +36,7 @@ ASK_S = 2.0  # how long a partition waits before it asks for the decision
 RETRY_S: Final = 0.2
 
 #: The messages of a work that a connection may acknowledge, if it may acknowledge all of them.
-AcknowledgedBy = Callable[[state.ClientConnection, dict[str, list[int]]], dict[str, list[int]]]
+AcknowledgedBy = Callable[[clients.ClientConnection, dict[str, list[int]]], dict[str, list[int]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +50,18 @@ class Attempt:
 class Transactions:
     def __init__(
         self,
-        shared: state.DispatcherState,
+        bus: api.Bus,
+        log: message_log.MessageLog,
+        lifetime: lifetime_.DispatcherLifetime,
+        client_table: clients.ClientTable,
         delivery_queue: delivery.DeliveryQueue,
         acknowledged: AcknowledgedBy,
     ) -> None:
-        self._state = shared
-        self._ledger = shared.ledger
+        self._bus = bus
+        self._log = log
+        self._ledger = log.ledger
+        self._lifetime = lifetime
+        self._clients = client_table
         self._delivery = delivery_queue
         self._acknowledged = acknowledged
         self._undecided: set[str] = set()  # attempts that this dispatcher coordinates
@@ -67,8 +75,8 @@ class Transactions:
         """The acknowledgements of messages of other partitions."""
         remote: dict[int, dict[str, list[int]]] = {}
         for key, numbers in acks.items():
-            partition = partitions.of_key(key, self._state.partition_count)
-            if partition != self._state.partition:
+            partition = partitions.of_key(key, self._log.partition_count)
+            if partition != self._log.partition:
                 remote.setdefault(partition, {})[key] = numbers
         return remote
 
@@ -79,15 +87,15 @@ class Transactions:
         return attempt
 
     async def prepare(
-        self, attempt: Attempt, connection: state.ClientConnection, remote: dict[int, dict[str, list[int]]]
+        self, attempt: Attempt, connection: clients.ClientConnection, remote: dict[int, dict[str, list[int]]]
     ) -> None:
         """Raises the first error; the caller then calls `abort`."""
         requests = [
             calls.call(
-                self._state.bus,
+                self._bus,
                 partition,
                 peer_protocol.PrepareAcks(
-                    attempt.name, self._state.partition, connection.name, connection.identity, acks
+                    attempt.name, self._log.partition, connection.name, connection.identity, acks
                 ),
             )
             for partition, acks in remote.items()
@@ -100,12 +108,12 @@ class Transactions:
         """The attempt is not decided and never will be."""
         self._undecided.discard(attempt.name)
         for partition in attempt.participants:
-            self._state.spawn(self._tell_aborted(attempt.name, partition))
+            self._lifetime.spawn(self._tell_aborted(attempt.name, partition))
 
     async def _tell_aborted(self, attempt: str, partition: int) -> None:
         try:
             request = peer_protocol.ResolveAcks(attempt, commit=False)
-            await calls.call(self._state.bus, partition, request)
+            await calls.call(self._bus, partition, request)
         except errors.MusterError:
             return  # it asks for the outcome
 
@@ -122,7 +130,7 @@ class Transactions:
         completed = self._completing.get(attempt)
         if completed is None:
             completed = self._completing[attempt] = asyncio.Event()
-            self._state.spawn(self._complete(attempt, completed))
+            self._lifetime.spawn(self._complete(attempt, completed))
         return completed
 
     async def wait_completed(self, attempts: list[str]) -> None:
@@ -144,7 +152,7 @@ class Transactions:
         while True:
             try:
                 request = peer_protocol.ResolveAcks(attempt, commit=True)
-                await calls.call(self._state.bus, partition, request)
+                await calls.call(self._bus, partition, request)
                 return
             except (errors.Unavailable, errors.LimitExceeded):
                 await asyncio.sleep(RETRY_S)
@@ -152,7 +160,7 @@ class Transactions:
     async def _store(self, record: ledger.LogRecord) -> None:
         while True:
             try:
-                await self._state.store(journal.JournalItem([], record))
+                await self._log.store(journal.JournalItem([], record))
                 return
             except errors.LimitExceeded:  # the log is full
                 await asyncio.sleep(RETRY_S)
@@ -164,14 +172,14 @@ class Transactions:
             outcome = peer_protocol.Outcome.UNDECIDED
         else:
             # Only the owner of the log can store this; a former one does not know what is decided.
-            await self._state.store(journal.JournalItem([], ledger.LogRecord(completed=[attempt])))
+            await self._log.store(journal.JournalItem([], ledger.LogRecord(completed=[attempt])))
             outcome = peer_protocol.Outcome.ABORTED
         return protocol.DispatcherReply(count=outcome)
 
     # The other partitions.
 
     async def reserve(self, request: peer_protocol.PrepareAcks) -> protocol.DispatcherReply:
-        connection = self._state.connections.get(request.connection)
+        connection = self._clients.connections.get(request.connection)
         if connection is None or connection.identity != request.identity:
             raise errors.NotConnected(f"the connection {request.connection!r} is not registered here")
         await self._resolve_earlier(request)
@@ -181,7 +189,7 @@ class Transactions:
         prepared = ledger.PreparedAcks(request.attempt, request.coordinator, request.connection, acks)
         self._reserving[request.attempt] = acks
         try:
-            await self._state.store(journal.JournalItem([], ledger.LogRecord(prepared=[prepared])))
+            await self._log.store(journal.JournalItem([], ledger.LogRecord(prepared=[prepared])))
         except errors.MusterError:
             self._cancel(acks)
             raise
@@ -217,7 +225,7 @@ class Transactions:
         acks = entry.acks if entry is not None else self._reserving.get(attempt, {})
         # Stored even if it was resolved before: a former owner of the log must not reply.
         resolving = self._resolving[attempt] = asyncio.ensure_future(
-            self._state.store(
+            self._log.store(
                 journal.JournalItem([], ledger.LogRecord(acked=acks if commit else {}, resolved=[attempt]))
             )
         )
@@ -239,9 +247,7 @@ class Transactions:
 
     async def _ask(self, entry: ledger.PreparedAcks) -> None:
         try:
-            reply = await calls.call(
-                self._state.bus, entry.coordinator, peer_protocol.AskOutcome(entry.attempt)
-            )
+            reply = await calls.call(self._bus, entry.coordinator, peer_protocol.AskOutcome(entry.attempt))
             if reply.count != peer_protocol.Outcome.UNDECIDED:
                 await self._resolve(entry.attempt, commit=reply.count == peer_protocol.Outcome.COMMITTED)
         except (errors.Unavailable, errors.LimitExceeded):

@@ -21,11 +21,12 @@ from typing import Final
 
 import msgspec
 
+from muster.bus import api
 from muster.core import errors
 from muster.core.telemetry import log
 from muster.message import destinations, messages, partitions, peer_protocol
-from muster.message.dispatcher import state
-from muster.message.dispatcher.log import journal, ledger
+from muster.message.dispatcher import lifetime as lifetime_
+from muster.message.dispatcher.log import journal, ledger, message_log
 from muster.message.dispatcher.peers import calls
 
 BATCH_MESSAGES: Final = 500
@@ -61,8 +62,12 @@ def meta_of(raw: str) -> str:
 
 
 class Transfers:
-    def __init__(self, shared: state.DispatcherState) -> None:
-        self._state = shared
+    def __init__(
+        self, bus: api.Bus, message_log: message_log.MessageLog, lifetime: lifetime_.DispatcherLifetime
+    ) -> None:
+        self._bus = bus
+        self._log = message_log
+        self._lifetime = lifetime
         self._channel = secrets.token_hex(8)
         #: By partition: the numbers of messages, with those that are in memory.
         self._waiting: dict[int, deque[tuple[int, journal.JournalMessage | None]]] = {}
@@ -75,10 +80,10 @@ class Transfers:
     # Sending.
 
     def is_remote(self, destination: destinations.Destination) -> bool:
-        return self._partition_of(destination) != self._state.partition
+        return self._partition_of(destination) != self._log.partition
 
     def _partition_of(self, destination: destinations.Destination) -> int:
-        return partitions.of_destination(destination, self._state.partition_count)
+        return partitions.of_destination(destination, self._log.partition_count)
 
     def copy_to(
         self,
@@ -92,17 +97,17 @@ class Transfers:
     ) -> journal.JournalMessage:
         envelope = _Envelope(self._channel, str(destination), republish, due)
         raw = f"{msgspec.json.encode(envelope).decode()}\n{raw}"
-        subject = self._state.subjects.transfer(self._partition_of(destination))
+        subject = self._log.subjects.transfer(self._partition_of(destination))
         return journal.JournalMessage(destination, meta, raw, data, subject, deferred=True)
 
     async def recover(self) -> None:
         """Continue the transfers of an earlier dispatcher."""
-        for partition in range(self._state.partition_count):
-            if partition == self._state.partition:
+        for partition in range(self._log.partition_count):
+            if partition == self._log.partition:
                 continue
-            done = self._state.ledger.transferred.get(partition, 0)
-            subject = self._state.subjects.transfer(partition)
-            async for together in self._state.log.read(subject, done):
+            done = self._log.ledger.transferred.get(partition, 0)
+            subject = self._log.subjects.transfer(partition)
+            async for together in self._log.reader.read(subject, done):
                 for number, _, _ in together:
                     if number > done:
                         self._put(partition, number, None)
@@ -119,7 +124,7 @@ class Transfers:
         self._waiting.setdefault(partition, deque()).append((number, copy))
         if partition not in self._active:
             self._active.add(partition)
-            self._state.spawn(self._transfer(partition))
+            self._lifetime.spawn(self._transfer(partition))
 
     def last_waiting(self, copies: Iterable[journal.JournalMessage] | None = None) -> dict[int, int]:
         """By partition, the last of the messages that wait; of these ``copies``, which were just stored."""
@@ -137,7 +142,7 @@ class Transfers:
     async def wait_done(self, last: dict[int, int]) -> None:
         """Wait until the messages up to these have been transferred."""
         if not all(self._is_transferred(partition, number) for partition, number in last.items()):
-            done: asyncio.Future[None] = self._state.loop.create_future()
+            done: asyncio.Future[None] = self._lifetime.loop.create_future()
             self._waiters.append((last, done))
             await done
 
@@ -146,7 +151,7 @@ class Transfers:
         while waiting:
             try:
                 batch = await self._next_batch(partition)
-                await calls.call(self._state.bus, partition, peer_protocol.TransferMessages(batch))
+                await calls.call(self._bus, partition, peer_protocol.TransferMessages(batch))
             except (errors.Unavailable, errors.LimitExceeded):
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, RETRY_S[1])
@@ -166,7 +171,7 @@ class Transfers:
         record = ledger.LogRecord(transferred={partition: last})
         while True:
             try:
-                await self._state.store(journal.JournalItem([], record))
+                await self._log.store(journal.JournalItem([], record))
                 return
             except errors.LimitExceeded:  # the log is full
                 await asyncio.sleep(RETRY_S[1])
@@ -211,7 +216,7 @@ class Transfers:
         return batch
 
     async def _read(self, partition: int, number: int) -> tuple[str, bytes]:
-        held = await self._state.log.message(self._state.subjects.transfer(partition), number)
+        held = await self._log.reader.message(self._log.subjects.transfer(partition), number)
         if held is None:
             raise errors.InvariantViolation(f"message {number} was deleted before its transfer")
         return held.raw, held.data
@@ -223,18 +228,18 @@ class Transfers:
         written it, and no consumer can read such a body.
         """
         meta = messages.decode_meta(raw)
-        if meta.large is None or meta.large.partition != self._state.partition:
+        if meta.large is None or meta.large.partition != self._log.partition:
             return raw
         moving = self._moving.get(number)
-        if moving is None or self._state.loop.time() > moving.until:
-            moving = self._moving[number] = _MovingBody(self._state.loop.time() + RESUME_S)
+        if moving is None or self._lifetime.loop.time() > moving.until:
+            moving = self._moving[number] = _MovingBody(self._lifetime.loop.time() + RESUME_S)
         for chunk in meta.large.chunks[len(moving.chunks) :]:
-            data = await self._state.log.chunk(meta.large.id, chunk)
+            data = await self._log.reader.chunk(meta.large.id, chunk)
             if data is None:
-                events.warning("body-missing", partition=self._state.partition, chunk=chunk)
+                events.warning("body-missing", partition=self._log.partition, chunk=chunk)
                 return raw
             request = peer_protocol.StoreBody(moving.id, data)
-            moving.chunks.append((await calls.call(self._state.bus, partition, request)).count)
+            moving.chunks.append((await calls.call(self._bus, partition, request)).count)
         meta.large = messages.LargeBody(moving.id, meta.large.size, moving.chunks, partition)
         return messages.encode_meta(meta).decode()
 
@@ -248,7 +253,7 @@ class Transfers:
         new: list[peer_protocol.TransferredMessage] = []
         for message in request.messages:
             known = max(
-                self._accepting.get(message.channel, 0), self._state.ledger.received.get(message.channel, 0)
+                self._accepting.get(message.channel, 0), self._log.ledger.received.get(message.channel, 0)
             )
             if message.number > known:
                 new.append(message)
@@ -258,7 +263,7 @@ class Transfers:
 
     def stored(self, last: dict[str, int]) -> bool:
         """Whether everything up to these numbers is stored. What is not may be accepted again."""
-        received = self._state.ledger.received
+        received = self._log.ledger.received
         is_stored = True
         for channel, number in last.items():
             if received.get(channel, 0) < number:

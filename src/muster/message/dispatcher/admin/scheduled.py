@@ -9,16 +9,22 @@ from typing import Final
 
 from muster.core import errors
 from muster.message import destinations, listings, messages, protocol
-from muster.message.dispatcher import delayed_messages, state
-from muster.message.dispatcher.log import journal, ledger
+from muster.message.dispatcher import delayed_messages, rights
+from muster.message.dispatcher.log import journal, ledger, message_log
 
 LIST_MAX: Final = 1000  # messages of one reply; each is read from the log
 STEP: Final = 10_000  # messages compared at one time
 
 
 class ScheduledMessages:
-    def __init__(self, shared: state.DispatcherState, delays: delayed_messages.DelayedMessages) -> None:
-        self._state = shared
+    def __init__(
+        self,
+        log: message_log.MessageLog,
+        message_rights: rights.MessageRights,
+        delays: delayed_messages.DelayedMessages,
+    ) -> None:
+        self._log = log
+        self._rights = message_rights
         self._delays = delays
 
     async def rows(self, reader: str, request: protocol.ListScheduled) -> protocol.DispatcherReply:
@@ -61,11 +67,11 @@ class ScheduledMessages:
 
     def _public_number(self, number: int) -> int:
         """The number for users: unique in all partitions, in the same order in this one."""
-        return number * self._state.partition_count + self._state.partition
+        return number * self._log.partition_count + self._log.partition
 
     async def _get(self, number: int) -> tuple[messages.MessageMeta, int] | None:
         """The header and the size of the body; None if it was released meanwhile."""
-        held = await self._state.log.message(self._state.subjects.delay, number)
+        held = await self._log.reader.message(self._log.subjects.delay, number)
         if held is None:
             return None
         meta = messages.decode_meta(held.raw)
@@ -73,8 +79,8 @@ class ScheduledMessages:
 
     def _may_see(self, reader: str, destination: destinations.Destination) -> bool:
         if destination.is_queue:
-            return self._state.may_browse(reader, destination.name)
-        return not destination.is_temporary and self._state.may_subscribe(reader, destination.name)
+            return self._rights.may_browse(reader, destination.name)
+        return not destination.is_temporary and self._rights.may_subscribe(reader, destination.name)
 
     async def cancel(self, caller: str, request: protocol.CancelScheduled) -> protocol.DispatcherReply:
         if bool(request.id) == bool(request.number):
@@ -87,7 +93,7 @@ class ScheduledMessages:
                 continue  # it is due
             try:
                 record = ledger.LogRecord(acked={ledger.DELAY_KEY: [number]})
-                await self._state.store(journal.JournalItem([], record))
+                await self._log.store(journal.JournalItem([], record))
             except errors.MusterError:
                 self._delays.add(entry[0], number)
                 raise
@@ -100,8 +106,8 @@ class ScheduledMessages:
     ) -> list[tuple[int, delayed_messages.DelayedHeader]]:
         matching = []
         if request.number:
-            number, partition = divmod(request.number, self._state.partition_count)
-            if partition == self._state.partition and (header := self._delays.header(number)) is not None:
+            number, partition = divmod(request.number, self._log.partition_count)
+            if partition == self._log.partition and (header := self._delays.header(number)) is not None:
                 matching.append((number, header))
             return matching
         for at, (_, number) in enumerate(self._delays.waiting(), 1):
@@ -117,8 +123,8 @@ class ScheduledMessages:
             return
         destination = destinations.Destination.parse(header.destination)
         if destination.is_queue:
-            self._state.check_queue(caller, "admin", destination.name)
-        elif not self._state.may(caller, "subscriptions", "end"):
+            self._rights.check_queue(caller, "admin", destination.name)
+        elif not self._rights.may(caller, "subscriptions", "end"):
             raise errors.Forbidden(f"{caller} may not cancel messages that another identity scheduled")
 
 

@@ -9,20 +9,23 @@ from __future__ import annotations
 import functools
 from typing import Any, Final
 
+from muster.bus import api
 from muster.bus.rpc import request_audit, requests, server
 from muster.core import errors
-from muster.message import protocol
-from muster.message.dispatcher import admin, scheduled, state
+from muster.message import protocol, settings
+from muster.message.dispatcher import rights
+from muster.message.dispatcher.admin import queue_admin, scheduled
+from muster.message.dispatcher.log import message_log
 
 
 class _Codec:
     """Encodes replies like all other replies of the dispatcher."""
 
-    def __init__(self, shared: state.DispatcherState) -> None:
-        self._state = shared
+    def __init__(self, log: message_log.MessageLog) -> None:
+        self._log = log
 
     def result(self, value: protocol.DispatcherReply) -> bytes:
-        value.epoch, value.partitions = self._state.epoch, self._state.partition_count
+        value.epoch, value.partitions = self._log.epoch, self._log.partition_count
         return protocol.encode(value)
 
     def error(self, error: errors.MusterError) -> bytes:
@@ -32,12 +35,17 @@ class _Codec:
 class AdminRequests:
     def __init__(
         self,
-        shared: state.DispatcherState,
-        queue_admin: admin.QueueAdmin,
+        bus: api.Bus,
+        log: message_log.MessageLog,
+        message_rights: rights.MessageRights,
+        message_settings: settings.MessageSettings,
+        queues: queue_admin.QueueAdmin,
         scheduled_messages: scheduled.ScheduledMessages,
     ) -> None:
-        self._state = shared
-        self._admin = queue_admin
+        self._log = log
+        self._rights = message_rights
+        self._settings = message_settings
+        self._admin = queues
         self._scheduled = scheduled_messages
         reads: dict[Any, Any] = {
             protocol.BrowseQueue: self._browse,
@@ -58,8 +66,8 @@ class AdminRequests:
                 "request", self._move, what="move", decode=protocol.decode_request
             ),
         }
-        audit = request_audit.RequestAudit(shared.bus, protocol.PART, epoch=lambda: shared.epoch)
-        self.server = server.RpcServer(shared.bus, protocol.PART, (), audit=audit, codec=_Codec(shared))
+        audit = request_audit.RequestAudit(bus, protocol.PART, epoch=lambda: log.epoch)
+        self.server = server.RpcServer(bus, protocol.PART, (), audit=audit, codec=_Codec(log))
         # Message traffic has its own flow control; only these requests and malformed ones are charged.
         self.admit: Final = functools.partial(self.server.admit, is_charged=False)
 
@@ -84,10 +92,10 @@ class AdminRequests:
         return await self._scheduled.rows(call.identity, request)
 
     async def _browse(self, call: server.RpcCall, request: protocol.BrowseQueue) -> protocol.DispatcherReply:
-        if not self._state.may_browse(call.identity, request.queue):
-            self._state.check_queue(call.identity, "browse", request.queue)
-        self._state.settings.check_exists(request.queue)
-        self._state.check_is_here(request.queue)
+        if not self._rights.may_browse(call.identity, request.queue):
+            self._rights.check_queue(call.identity, "browse", request.queue)
+        self._settings.check_exists(request.queue)
+        self._log.check_is_here(request.queue)
         return await self._admin.browse(request, call.identity)
 
     async def _purge(self, call: server.RpcCall, request: protocol.PurgeQueue) -> protocol.DispatcherReply:
@@ -103,13 +111,13 @@ class AdminRequests:
         call.target = f"queue:{request.queue}"
         if request.selector:
             call.details["selector"] = request.selector
-        self._state.check_queue(call.identity, "admin", request.queue)
-        self._state.check_is_here(request.queue)
-        if request.epoch not in (0, self._state.epoch):
+        self._rights.check_queue(call.identity, "admin", request.queue)
+        self._log.check_is_here(request.queue)
+        if request.epoch not in (0, self._log.epoch):
             raise errors.StaleEpoch(
                 "another dispatcher received the request before",
                 epoch=request.epoch,
-                current=self._state.epoch,
+                current=self._log.epoch,
             )
 
     def _record_count(

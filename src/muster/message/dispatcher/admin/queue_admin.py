@@ -11,10 +11,19 @@ from collections.abc import Callable
 from typing import Final
 
 from muster.core import errors
-from muster.message import destinations, listings, messages, moved_messages, protocol, selectors
+from muster.message import (
+    destinations,
+    listings,
+    messages,
+    moved_messages,
+    partitions,
+    protocol,
+    selectors,
+    settings,
+)
 from muster.message import errors as message_errors
-from muster.message.dispatcher import delivery, state
-from muster.message.dispatcher.log import journal, ledger, pages
+from muster.message.dispatcher import clients, delivery, rights
+from muster.message.dispatcher.log import journal, ledger, message_log, pages
 
 BROWSE_MAX: Final = 1000
 BROWSE_SKIPPED_MAX = 10_000  # messages that a selector does not match, in one request
@@ -30,9 +39,19 @@ Waiting = list[tuple[int, messages.MessageMeta, pages.PagedMessage]]
 
 
 class QueueAdmin:
-    def __init__(self, shared: state.DispatcherState, delivery_queue: delivery.DeliveryQueue) -> None:
-        self._state = shared
-        self._ledger = shared.ledger
+    def __init__(
+        self,
+        log: message_log.MessageLog,
+        message_rights: rights.MessageRights,
+        client_table: clients.ClientTable,
+        message_settings: settings.MessageSettings,
+        delivery_queue: delivery.DeliveryQueue,
+    ) -> None:
+        self._log = log
+        self._ledger = log.ledger
+        self._rights = message_rights
+        self._clients = client_table
+        self._settings = message_settings
         self._delivery = delivery_queue
         self._counted_at = 0.0
         self._counts: dict[str, tuple[int, int]] = {}  # by queue: messages stored and delivered
@@ -66,8 +85,8 @@ class QueueAdmin:
                 self._idle[key] = (counts, since if was == counts else now)
         old = [key for key, (_, since) in self._idle.items() if now - since > FORGET_S]
         for key in old[:FORGET_BATCH]:
-            subject = self._state.subjects.queue(key.removeprefix(ledger.QUEUE_MARK))
-            if subject in self._state.shared_pages or await self._state.stream.last_for(subject) is not None:
+            subject = self._log.subjects.queue(key.removeprefix(ledger.QUEUE_MARK))
+            if subject in self._log.shared_pages or await self._log.stream.last_for(subject) is not None:
                 self._idle[key] = (self._idle[key][0], now)
             elif self._is_idle(key) and not self._has_pending_consumer(key):
                 self._ledger.forget(key)
@@ -77,7 +96,7 @@ class QueueAdmin:
 
     def _has_pending_consumer(self, key: str) -> bool:
         """Whether a consumer is being attached."""
-        return any(key in connection.consumers.values() for connection in self._state.connections.values())
+        return any(key in connection.consumers.values() for connection in self._clients.connections.values())
 
     async def queue_rows(self, reader: str) -> list[listings.QueueRow]:
         """The queues on which the reader has any permission."""
@@ -100,21 +119,21 @@ class QueueAdmin:
                     expired=queue.expired,
                     matched=queue.matched,
                     rejected=queue.rejected,
-                    partition=self._state.partition,
-                    owner=self._state.owner,
+                    partition=self._log.partition,
+                    owner=partitions.owner(),
                 )
             )
         return rows
 
     def _may_see(self, reader: str, queue: str) -> bool:
         if queue.startswith(destinations.TEMPORARY):  # every client that has its name may send to it
-            return self._state.may_browse(reader, queue)
-        return any(self._state.may(reader, right, queue) for right in ("browse", "receive", "send", "admin"))
+            return self._rights.may_browse(reader, queue)
+        return any(self._rights.may(reader, right, queue) for right in ("browse", "receive", "send", "admin"))
 
     async def subscription_rows(self, reader: str) -> list[listings.SubscriptionRow]:
         """The subscriptions that the reader made, or all if it may list them."""
         rows = []
-        sees_all = self._state.may(reader, "subscriptions", "list")
+        sees_all = self._rights.may(reader, "subscriptions", "list")
         for at, (key, subscription) in enumerate(sorted(self._ledger.subscriptions.items()), 1):
             if at % AT_ONCE == 0:
                 await asyncio.sleep(0)
@@ -165,14 +184,14 @@ class QueueAdmin:
             if following is None:
                 return waiting, left, 0
             begin = following
-        async for together in self._state.log.read(self._state.subjects.queue(queue), begin):
+        async for together in self._log.reader.read(self._log.subjects.queue(queue), begin):
             for at, (number, _, held) in enumerate(together, 1):
                 if at % AT_ONCE == 0:
                     await asyncio.sleep(0)
                 if number < begin or queue_backlog.is_done(number):
                     continue
                 meta = messages.decode_meta(held.raw)
-                gone = bool(meta.expiration_ms) and meta.expiration_ms <= self._state.now_ms()
+                gone = bool(meta.expiration_ms) and meta.expiration_ms <= messages.now_ms()
                 if gone is not expired or not selectors.accepts(selector, meta):
                     left.append(number)
                     if len(left) >= skipped_max:
@@ -203,7 +222,7 @@ class QueueAdmin:
         key = ledger.queue_key(request.queue)
         deliveries: list[protocol.MessageDelivery] = []
         total = reached = 0
-        await self._state.store(journal.JournalItem())  # store everything received before the request
+        await self._log.store(journal.JournalItem())  # store everything received before the request
         if request.must_exist:
             self._check_exists(request.queue, reader)
         if key in self._ledger.backlogs:
@@ -234,7 +253,7 @@ class QueueAdmin:
             if not name:
                 raise errors.InvalidInput("a message that is not a dead letter needs a destination")
             meta, target = moved_messages.moved(meta, name), destinations.Destination.parse(name)
-            self._state.check_may_send(mover, target)
+            self._rights.check_may_send(mover, target)
             raw = messages.encode_meta(meta).decode()
             return self._delivery.copy_to(target, meta, raw, held.data, republish=True, due=True)
 
@@ -251,7 +270,7 @@ class QueueAdmin:
         for key, depth in list(self._ledger.depths.items()):
             queue = self._ledger.backlogs.get(key)
             name = key.removeprefix(ledger.QUEUE_MARK)
-            if depth and queue is not None and (everywhere or self._state.settings.queue(name).expired):
+            if depth and queue is not None and (everywhere or self._settings.queue(name).expired):
                 queue.expired += await self._remove_waiting(
                     name,
                     None,
@@ -265,7 +284,7 @@ class QueueAdmin:
         self, queue: str, meta: messages.MessageMeta, held: pages.PagedMessage
     ) -> journal.JournalMessage | None:
         """The copy of an expired message for the queue of these, if there is one."""
-        target = self._state.settings.queue(queue).expired
+        target = self._settings.queue(queue).expired
         if not target:
             return None
         origin = meta.properties.get(messages.DEAD_FROM) or meta.destination or destinations.queue(queue)
@@ -291,7 +310,7 @@ class QueueAdmin:
         """
         if selector:
             selectors.compiled(selector)
-        await self._state.store(journal.JournalItem())  # store everything received before the request
+        await self._log.store(journal.JournalItem())  # store everything received before the request
         if reader:
             self._check_exists(queue, reader)
         key = ledger.queue_key(queue)
@@ -326,7 +345,7 @@ class QueueAdmin:
                 continue
             record = ledger.LogRecord(acked={key: taken}, stored=journal.count_by_queue(copies))
             try:
-                await self._state.store(journal.JournalItem(copies, record))
+                await self._log.store(journal.JournalItem(copies, record))
             except errors.MusterError as error:
                 queue_backlog.cancel_finish(taken)
                 self._delivery.pump(queue_backlog)

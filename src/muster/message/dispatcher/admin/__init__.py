@@ -1,0 +1,1 @@
+"""What administrators ask of a dispatcher: lists, purges, moves, and scheduled messages."""

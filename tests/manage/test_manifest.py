@@ -189,3 +189,29 @@ def test_nothing_depends_on_a_periodic_job():
 def test_a_job_is_restarted_only_on_demand(restart, policy):
     (entry,) = read(f"resources: [{{name: a, type: memory, agent: b, job: {{}}, restart: {restart}}}]")
     assert manifest.specification(entry, "b", lambda name: [name]).restart.policy == policy
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "hint"),
+    [
+        ("updat", "{}", "did you mean 'update'?"),
+        ("update", "{max_paralel: 1}", "did you mean 'max_parallel'?"),
+        ("desired", "upp", "did you mean 'up'?"),
+        ("desired", "running", "there are up, down, drained"),
+        ("restart", "{policy: allways}", "did you mean 'always'?"),
+        ("config", "{command: [x], stop_signal: TREM}", "did you mean 'TERM'?"),
+        ("config", "{comand: [x]}", "did you mean 'command'?"),
+        ("config", "{command: [x], health: {knd: port}}", "did you mean 'kind'?"),
+        ("hooks", "{prestop: {command: [x]}}", "did you mean 'pre_stop'?"),
+        ("schedule", "{cron: '* * * * *', missed: lst}", "did you mean 'last'?"),
+        ("schedule", "{cron: '* * * * *', time_zone: Europe/Berln}", "did you mean 'Europe/Berlin'?"),
+        ("schedule", "{cron: '99 * * * *'}", "it is 0 to 59"),
+    ],
+)
+def test_an_error_says_what_would_be_right(field, value, hint):
+    text = f"resources:\n  - name: a\n    type: process\n    agent: b\n    {field}: {value}\n"
+    text += "" if field == "config" else "    config: {command: [x]}\n"
+    with pytest.raises(manifest.ManifestError) as refused:
+        manifest.read(text, plugins.config_validators())
+    assert (refused.value.line, refused.value.hint) == (5, hint)
+    assert refused.value.field.startswith(f"resources[0].{field}")

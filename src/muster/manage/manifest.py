@@ -36,7 +36,6 @@ its value.
 from __future__ import annotations
 
 import base64
-import difflib
 import hashlib
 import re
 import zlib
@@ -49,7 +48,7 @@ import yaml
 from muster.core import errors, subjects
 from muster.core.formats import yaml as yaml_
 from muster.core.settings import sections
-from muster.manage import cron, dependencies, protocol, topologies
+from muster.manage import cron, dependencies, field_hints, protocol, topologies
 from muster.predicates.syntax import parser
 
 doc = sections.field_doc
@@ -65,7 +64,6 @@ REFERENCE_HINT = 'refer to it: {secret: "file:PATH"}, {secret: "env:NAME"} or {s
 NAME_MAX = 128
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,128}$(?!\n)")]
 Check = Callable[[Mapping[str, Any]], None]
-_PATH = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[\.\.\.\]")
 RUN_SUFFIX_MAX = 24  # of the name of a run
 REFERENCES = ("file:", "env:", "store:")
 _PLACEHOLDER = re.compile(r"\{(?:(?:(\d{1,9})\+)?index|(zone|agent|name))\}")
@@ -185,7 +183,8 @@ def read(
     try:
         document = msgspec.convert(plain, ManifestDocument)
     except msgspec.ValidationError as error:
-        raise _manifest_error(str(error), lines) from error
+        hint = field_hints.hint(ManifestDocument, str(error))
+        raise _manifest_error(str(error), lines, hint=hint) from error
     entries = [_checked(entry, number, checks, lines) for number, entry in enumerate(document.resources)]
     for number, entry in enumerate(entries):
         _check_move_and_job(entry, number, entries, lines, can_move)
@@ -417,9 +416,7 @@ def _checked(entry: ManifestEntry, number: int, checks: Mapping[str, Check], lin
         )
 
     if entry.type not in checks:
-        near = difflib.get_close_matches(entry.type, checks, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"available: {', '.join(sorted(checks))}"
-        raise refuse("type", f"no type {entry.type!r}", hint)
+        raise refuse("type", f"no type {entry.type!r}", field_hints.nearest(entry.type, sorted(checks)))
     is_anywhere = entry.count is not None or entry.placement is not None
     if (entry.agent is None) == (entry.where is None) and not (entry.agent is None and is_anywhere):
         raise refuse("agent", "exactly one of `agent: NAME` and `where: EXPRESSION` is required")
@@ -454,7 +451,8 @@ def _checked(entry: ManifestEntry, number: int, checks: Mapping[str, Check], lin
         example = {"zone": "zone", "agent": "agent", "name": f"{entry.name}-1"}
         checks[entry.type](fill(entry.config, 1, example) if entry.count is not None else entry.config)
     except (errors.InvalidInput, msgspec.ValidationError) as error:
-        raise _manifest_error(str(error), lines, (*path, "config")) from error
+        hint = error.hint if isinstance(error, errors.InvalidInput) else None
+        raise _manifest_error(str(error), lines, (*path, "config"), hint) from error
     return entry
 
 
@@ -576,16 +574,12 @@ def _require_acyclic(
 # Positions of errors
 
 
-def _manifest_error(message: str, lines: Lines, base: tuple[str | int, ...] = ()) -> ManifestError:
-    """msgspec reports ``Expected `int` … - at `$.resources[0].restart.attempts```."""
-    problem, _, where = message.partition(" - at `$")
-    path = base
-    for name, index in _PATH.findall(where.rstrip("`")):
-        path = (*path, name if name else int(index) if index else "…")
-    field = re.search(r"unknown field `([^`]+)`", problem)
-    if field:
-        path = (*path, field[1])
-    return ManifestError(problem, line=_line(lines, path), field=_dotted(path))
+def _manifest_error(
+    message: str, lines: Lines, base: tuple[str | int, ...] = (), hint: str | None = None
+) -> ManifestError:
+    problem, where = field_hints.split(message)
+    path = (*base, *where)
+    return ManifestError(problem, line=_line(lines, path), field=_dotted(path), hint=hint)
 
 
 def _line(lines: Lines, path: tuple[str | int, ...]) -> int:

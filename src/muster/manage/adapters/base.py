@@ -34,7 +34,7 @@ import msgspec
 from muster.bus.brokers import config
 from muster.core import errors
 from muster.core.settings import loader
-from muster.manage import protocol
+from muster.manage import field_hints, protocol
 from muster.manage.adapters import shell
 from muster.supervision import tasks
 
@@ -213,4 +213,5 @@ def convert(kind: type[Adapter], config: Mapping[str, Any]) -> Any:
     try:
         return msgspec.convert(dict(config), kind.config_type)
     except msgspec.ValidationError as error:
-        raise errors.InvalidInput(str(error)) from error
+        hint = field_hints.hint(kind.config_type, str(error))
+        raise errors.InvalidInput(str(error), hint=hint) from error

@@ -1,0 +1,85 @@
+"""What would be right in place of a wrong field or value, from the types of a format. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from msgspec import inspect
+
+_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
+_UNKNOWN = re.compile(r"unknown field `([^`]*)`")
+_WRONG = re.compile(r"Invalid enum value (?:'([^']*)')?")
+NAMED_MAX = 20
+
+
+def split(message: str) -> tuple[str, list[str | int]]:
+    """The problem and the path of an error of msgspec: ``Expected `int` … - at `$.resources[0].count```."""
+    problem, _, where = message.partition(" - at `$")
+    path: list[str | int] = [
+        name or (int(index) if index.isdecimal() else "…") for name, index in _STEP.findall(where.rstrip("`"))
+    ]
+    if field := _UNKNOWN.search(problem):
+        path.append(field[1])
+    return problem, path
+
+
+def hint(kind: Any, message: str) -> str | None:
+    """For an error of msgspec about a value of this type: the nearest name, or all that there are."""
+    problem, path = split(message)
+    if unknown := _UNKNOWN.search(problem):
+        return nearest(unknown[1], _names(_types(kind, path[:-1])))
+    if wrong := _WRONG.search(problem):
+        return nearest(wrong[1] or "", _values(_types(kind, path)))
+    return None
+
+
+def nearest(word: str, names: Sequence[str]) -> str | None:
+    if near := difflib.get_close_matches(word, names, 1):
+        return f"did you mean {near[0]!r}?"
+    more = ", …" if len(names) > NAMED_MAX else ""
+    return f"there are {', '.join(names[:NAMED_MAX])}{more}" if names else None
+
+
+def _types(kind: Any, path: Iterable[str | int]) -> list[inspect.Type]:
+    """The types that are possible at a path."""
+    found = _plain(inspect.type_info(kind))
+    for step in path:
+        found = [inner for each in found for inner in _inside(each, step)]
+    return found
+
+
+def _plain(info: inspect.Type) -> list[inspect.Type]:
+    if isinstance(info, inspect.Metadata):
+        return _plain(info.type)
+    if isinstance(info, inspect.UnionType):
+        return [inner for each in info.types for inner in _plain(each)]
+    return [info]
+
+
+def _inside(info: inspect.Type, step: str | int) -> list[inspect.Type]:
+    if isinstance(info, inspect.StructType):
+        return [inner for each in info.fields if each.encode_name == step for inner in _plain(each.type)]
+    if isinstance(info, inspect.DictType):
+        return _plain(info.value_type)
+    if isinstance(info, inspect.ListType | inspect.VarTupleType):
+        return _plain(info.item_type)
+    return []
+
+
+def _names(types: Iterable[inspect.Type]) -> list[str]:
+    return [
+        field.encode_name for each in types if isinstance(each, inspect.StructType) for field in each.fields
+    ]
+
+
+def _values(types: Iterable[inspect.Type]) -> list[str]:
+    found: list[Any] = []
+    for each in types:
+        if isinstance(each, inspect.LiteralType):
+            found += each.values
+        elif isinstance(each, inspect.EnumType):
+            found += [member.value for member in each.cls]
+    return [str(value) for value in found]

@@ -49,6 +49,7 @@ NO_ACTS = {
     *(
         "broker list",
         "join",  # the machine that admits it records it
+        "leave",  # the domain records the removal
         "machine list",
         "machine token",  # recorded by the domain
         "capacity",

@@ -49,6 +49,9 @@ COMMANDS: dict[str, CommandEntry] = {
     "join": CommandEntry(
         "domain.machine", "Domain", "Join a domain with a token, and start what this machine runs."
     ),
+    "leave": CommandEntry(
+        "domain.machine", "Domain", "Drain this machine, remove it from the domain, and stop it."
+    ),
     "web": CommandEntry("domain.web", "Domain", "Manage the logins and tokens of the dashboard."),
     "broker": CommandEntry("domain.broker", "Domain", "Start, link, unlink and list brokers."),
     "creds": CommandEntry("domain.creds", "Domain", "Issue, revoke and show credentials."),

@@ -138,8 +138,9 @@ class BootstrapClient:
             certificate_key=certificate_key,
         )
 
-    async def remove_machine(self, name: str) -> membership.Machine:
-        return await self._request(membership.Machine, "remove-machine", name=name)
+    async def remove_machine(self, name: str, *, leaves: bool = False) -> membership.Machine:
+        """``leaves``: it does not return, so its agent is forgotten if nothing is assigned to it."""
+        return await self._request(membership.Machine, "remove-machine", name=name, leaves=leaves)
 
     def _subject(self, verb: str) -> str:
         return subjects.from_identity(protocol.PART, self._bus.identity, KIND, verb)

@@ -247,9 +247,13 @@ class ManagementComponent:
     ) -> admission.DirectoryPage:
         return await asyncio.to_thread(self._admission.page, machine, after, certificate_key)
 
-    async def _remove_machine(self, name: str) -> membership.Machine:
+    async def _remove_machine(self, name: str, leaves: bool = False) -> membership.Machine:
         async with self._credentials:
             removed = await asyncio.to_thread(self._admission.remove, name)
+        if leaves:
+            fleet = client.ManageClient(self._context.bus, timeout_s=ENROLMENT_S)
+            if any(agent.name == name and not agent.resources for agent in await fleet.agents()):
+                await fleet.forget(name, force=True, is_revoked=True)
         self._context.tasks.loop("revocation", self._publish_revocations)
         return removed
 

@@ -1,4 +1,4 @@
-"""``muster machine`` and ``muster join``: the machines of a domain."""
+"""``muster machine``, ``muster join`` and ``muster leave``: the machines of a domain."""
 
 from __future__ import annotations
 
@@ -270,3 +270,70 @@ def _install(place: home.Home) -> None:
                 f"systemctl {' '.join(words)}: {done.stderr.strip()}",
                 hint="the home is complete: start it with `muster up`",
             )
+
+
+@click.command(
+    cls=command.MusterCommand,
+    examples=[("muster leave", "on the machine that leaves"), ("muster leave --force", "as one of three")],
+)
+@click.option("--force", is_flag=True, help="Also if streams have fewer replicas afterwards.")
+@command.duration("--timeout", "60s", "Time limit for its resources to end or to move.")
+@command.pass_invocation
+def leave(invocation: command.Invocation, force: bool, timeout_s: float) -> None:
+    """Drain this machine, remove it from the domain, and stop it.
+
+    Resources that may run elsewhere move; the others end. All credentials of this machine are revoked. Its
+    home stays as it is, without settings: `muster join` needs another one.
+    """
+    from muster.app import home, process
+    from muster.app.machines import membership
+    from muster.cli.domain import config
+    from muster.core import errors
+
+    place = home.Home.find(invocation.home)
+    settings = config.load(invocation)
+    machines = membership.load(settings.domain.folder)
+    if machines is None or machines.is_first:
+        raise errors.Refused(
+            "this machine did not join a domain: it signs accounts", hint="`muster down` stops the domain"
+        )
+    here = machines.here
+    if here.stores and len(machines.storing) <= membership.REPLICAS and not force:
+        raise errors.Refused(
+            f"streams would have {membership.REPLICAS - 1} replicas, and stop when one more machine is lost",
+            hint="let another machine join first, or leave with --force",
+        )
+    to = connection.ConnectionOptions()
+    if "agent" in here.roles:
+        _drain(invocation, to, here.name, timeout_s)
+    registry_calls.ask_domain(invocation, to, lambda domain: domain.remove_machine(here.name, leaves=True))
+    folder = home.DomainFolder(settings.domain.folder)
+    with invocation.printer.waiting(f"stopping {here.name}"):
+        process.stop(folder, timeout_s=timeout_s, force=False)
+    place.settings_file.rename(place.settings_file.with_suffix(".left"))
+    invocation.printer.done(_row(here), f"{here.name} has left the domain {settings.domain.name}")
+
+
+def _drain(
+    invocation: command.Invocation, to: connection.ConnectionOptions, agent: str, timeout_s: float
+) -> None:
+    """Drain the agent, and wait until nothing runs there."""
+    import time
+
+    from muster.core import errors
+
+    registry_calls.call_registry(invocation, to, lambda fleet: fleet.drain(agent, "agent"))
+    deadline = time.monotonic() + timeout_s
+    where = f"agent = '{agent}'"
+    with invocation.printer.waiting(f"draining {agent}"):
+        while True:
+            rows = registry_calls.call_registry(invocation, to, lambda fleet: fleet.get(where=where))
+            running = [row.name for row in rows if row.state not in ("down", "completed", "failed")]
+            if not running:
+                return
+            if time.monotonic() > deadline:
+                raise errors.TimedOut(
+                    f"{', '.join(running[:8])} did not end or move within {timeout_s:g} s",
+                    hint="the machine is drained and still in the domain: repeat the command",
+                )
+            time.sleep(0.5)

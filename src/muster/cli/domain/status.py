@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _TABLES = {
     "brokers": ("broker", ("name", "state", "url", "connections", "restarts", "pid?", "problem")),
+    "machines": ("machine", ("name", "roles", "address", "broker?", "stores")),
     "components": ("component", ("name", "state", "reason")),
     "budgets": ("budget", ("name", "used_bytes", "limit_bytes", "full_percent", "when_full")),
     "pages": ("health pages of", ("process", "url", "pid")),

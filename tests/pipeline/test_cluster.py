@@ -5,7 +5,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import psutil
@@ -33,6 +33,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
 SOURCE = str(Path(muster.__file__).parents[1])
 
+AddWorker = Callable[[], Awaitable[None]]
+
 
 async def part(name: str, *arguments: str, env: dict[str, str]) -> child_process.ChildProcess:
     """The wheel has no start scripts: its launcher runs the classes."""
@@ -43,8 +45,11 @@ async def part(name: str, *arguments: str, env: dict[str, str]) -> child_process
 
 
 @contextlib.asynccontextmanager
-async def cluster(folder: Path, workers: int) -> AsyncIterator[tuple[str, list[child_process.ChildProcess]]]:
-    """The master's address, and the workers. Their Python has Muster's dependencies, but not Muster."""
+async def cluster(
+    folder: Path, workers: int
+) -> AsyncIterator[tuple[str, list[child_process.ChildProcess], AddWorker]]:
+    """The master's address, the workers, and a way to add one. Their Python has Muster's dependencies, but
+    not Muster."""
     java = await asyncio.to_thread(java_runtime.find, folder)
     env = {
         "JAVA_HOME": str(java.home),
@@ -56,14 +61,19 @@ async def cluster(folder: Path, workers: int) -> AsyncIterator[tuple[str, list[c
     async with contextlib.AsyncExitStack() as stack:
         master = await stack.enter_async_context(await part("master.Master", *here, env=env))
         url = (await master.line(r"Starting Spark master at (spark://\S+)", timeout_s=120))[1]
-        started = []
-        for number in range(workers):
-            arguments = ("--cores", "1", "--memory", "1g", "--work-dir", str(folder / f"w{number}"), url)
+        started: list[child_process.ChildProcess] = []
+
+        async def add() -> None:
+            place = str(folder / f"w{len(started)}")
+            arguments = ("--cores", "1", "--memory", "1g", "--work-dir", place, url)
             worker = await part("worker.Worker", *here, *arguments, env=env)
             started.append(await stack.enter_async_context(worker))
+
+        for _ in range(workers):
+            await add()
         for worker in started:
             await worker.line("Successfully registered with master", timeout_s=120)
-        yield url, started
+        yield url, started, add
 
 
 def bare_python(folder: Path) -> Path:
@@ -99,15 +109,15 @@ async def test_the_job_runs_on_a_standalone_cluster_and_outlives_a_worker(tmp_pa
     assert "No module named 'muster'" in lacking
     async with contextlib.AsyncExitStack() as stack:
         broker_url, trust = await secured(tmp_path, stack)
-        master, workers = await stack.enter_async_context(cluster(tmp_path, 3))
-        await runs(broker_url, trust, master, tmp_path, workers, how=how, python=python)
+        master, workers, add = await stack.enter_async_context(cluster(tmp_path, 3))
+        await runs(broker_url, trust, master, tmp_path, workers, add, how=how, python=python)
 
 
 async def test_a_users_job_brings_its_code_to_a_cluster(tmp_path):
     """As the guide shows it, with `spark-submit`."""
     async with contextlib.AsyncExitStack() as stack:
         broker_url, trust = await secured(tmp_path, stack)
-        master, _ = await stack.enter_async_context(cluster(tmp_path, 1))
+        master, *_ = await stack.enter_async_context(cluster(tmp_path, 1))
         creds = tmp_path / "lab.creds"
         creds.write_text(trust.credentials("lab").render())
         async with await client.connect([broker_url], creds=trust.credentials("c1")) as channel:
@@ -129,6 +139,14 @@ async def test_a_users_job_brings_its_code_to_a_cluster(tmp_path):
             await eventually(has_written, timeout_s=300)
 
 
+def executors(worker: child_process.ChildProcess) -> list[psutil.Process]:
+    return [
+        child
+        for child in psutil.Process(worker.pid).children(recursive=True)
+        if "CoarseGrainedExecutorBackend" in command_line(child)
+    ]
+
+
 def command_line(process: psutil.Process) -> str:
     try:
         return " ".join(process.cmdline())
@@ -142,6 +160,7 @@ async def runs(
     master: str,
     folder: Path,
     workers: list[child_process.ChildProcess],
+    add: AddWorker,
     *,
     how: str,
     python: Path,
@@ -189,18 +208,18 @@ async def runs(
     ):
         ask = pipeline_client.PipelineClient(bus)
         await eventually(lambda: stored() == 100, timeout_s=300)
-        executors = [
-            child
-            for worker in workers
-            for child in psutil.Process(worker.pid).children(recursive=True)
-            if "CoarseGrainedExecutorBackend" in command_line(child)
-        ]
-        assert len(executors) == 3
+        assert [len(executors(worker)) for worker in workers] == [1, 1, 1]
         await check_pages(ui_port, trust.credentials("pipeline").seed)
         credentials.rename(folder / "moved.creds")  # executors do not read it
         await workers[0].close()
         await report(2)
         await eventually(lambda: stored() == 200, timeout_s=300)
+        (killed,) = executors(workers[1])
+        killed.kill()
+        await add()
+        await report(3)
+        await eventually(lambda: stored() == 300, timeout_s=300)
+        await eventually(lambda: executors(workers[3]), timeout_s=120)
 
         async def rolled_up() -> bool:
             actual = await ask.system()
@@ -210,7 +229,7 @@ async def runs(
         await ask.stop()
         assert await driver.wait(timeout_s=120) == 0
     rows = [(row["machine"], row["sequence"]) for row in test_history.read(root)]
-    assert len(rows) == len(set(rows)) == 200
+    assert len(rows) == len(set(rows)) == 300
     assert readable_secrets(folder, trust.credentials("pipeline").seed) == []
 
 

@@ -1,16 +1,19 @@
 """Settings of parallelism and windows change between two runs of the pipeline: state and alerts stay."""
 
 import asyncio
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from muster.bus.client import client
+from muster.core import errors
 from muster.pipeline import client as pipeline_client
 from muster.pipeline import settings
 from muster.pipeline.history import tables
 from muster.pipeline.job import service
+from muster.pipeline.source import session
 from muster.testing.eventually import eventually
 from tests.pipeline import test_history, test_job, traffic
 
@@ -131,3 +134,17 @@ def test_defaults_follow_the_cores_of_the_cluster():
     assert settings.PipelineSettings(shards=6).parallelism(4) == (6, 3, 4)
     assert settings.PipelineSettings(shards=6, partitions=2, splits=5).parallelism(4) == (6, 2, 5)
     assert settings.PipelineSettings(partitions=3).parallelism(1) == (3, 3, 1)
+
+
+@pytest.mark.parametrize("master", ["spark://10.0.0.1:7077", "local[2]"])
+def test_dynamic_allocation_is_refused_on_a_cluster(master):
+    named = {"spark.dynamicAllocation.enabled": "true"}
+    spark = types.SimpleNamespace(sparkContext=types.SimpleNamespace(getConf=lambda: named, master=master))
+    if session.is_local(master):
+        session.refuse_dynamic_allocation(spark)  # type: ignore[arg-type]
+        return
+    with pytest.raises(errors.InvalidInput, match="fixed number of executors") as refused:
+        session.refuse_dynamic_allocation(spark)  # type: ignore[arg-type]
+    assert "spark.cores.max" in str(refused.value.hint)
+    named.clear()
+    session.refuse_dynamic_allocation(spark)  # type: ignore[arg-type]

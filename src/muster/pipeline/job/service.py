@@ -396,7 +396,7 @@ class PipelineService:
         return False
 
     def _start_spark(self) -> SparkSession:
-        return session.start(
+        started = session.start(
             master=self._settings.master,
             name=f"muster {self._bus.identity}",
             work_dir=self._paths.folder / "pipeline",
@@ -408,6 +408,12 @@ class PipelineService:
                 **self._settings.spark_settings(),
             },
         )
+        try:
+            session.refuse_dynamic_allocation(started)
+        except errors.InvalidInput:
+            started.stop()
+            raise
+        return started
 
     def _start_query(self, spark: SparkSession) -> StreamingQuery:
         term = self._continuation.term

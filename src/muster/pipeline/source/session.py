@@ -33,6 +33,7 @@ CORES_WAIT_S = 30.0
 CORES_POLL_S = 0.5
 CORES_STABLE = 4  # equal numbers in succession
 
+DYNAMIC = ("spark.dynamicAllocation.enabled", "spark.streaming.dynamicAllocation.enabled")
 # Where the environment has options for the Java of a driver.
 JAVA_OPTIONS = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
 _FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -268,6 +269,20 @@ def _quiet_interrupts() -> Iterator[None]:
     finally:
         for logger in loggers:
             logger.removeFilter(is_foreign)
+
+
+def refuse_dynamic_allocation(session: SparkSession) -> None:
+    """For a query whose shards are divided among the executors that are there when it starts. Also what
+    Spark's own files of settings say counts."""
+    known = session.sparkContext.getConf()
+    for setting in DYNAMIC if not is_local(str(session.sparkContext.master)) else ():
+        if str(known.get(setting, "false")).lower() == "true":
+            raise errors.InvalidInput(
+                f"{setting} = true: the pipeline needs a fixed number of executors, because the fleet is "
+                "divided among them when it starts, and idle ones would end between batches",
+                hint="leave it out, and set the number: spark.cores.max on a standalone cluster, "
+                "spark.executor.instances on YARN and Kubernetes",
+            )
 
 
 def activate(session: SparkSession) -> None:

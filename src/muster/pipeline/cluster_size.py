@@ -4,8 +4,11 @@ The costs are those of a realistic fleet (20 machines a group, 20 to 50 metrics 
 core of the machine of `benchmarks/results`:
 
 - `SOURCE_US`, `SHARD_US`: `python -m benchmarks.pipeline_state realistic 100000 4`, for each report;
-- `MERGE_US`: for each group of a window at the driver, which is one process. The same command has 98; it
-  used 138 in a run of ``benchmarks/pipeline_domain.py``, on a busy machine, with what publishing takes;
+- `MERGE_US`: for each group of a window at the executors, with some shares: ``--shards 8`` used 91;
+- `DRIVER_US`: for each group of a window at the driver, which is one process. The same command has 6; what
+  publishing takes is assumed with a reserve: some 40 in a run of ``benchmarks/pipeline_domain.py``;
+- `SHARD_BATCH_US`: for each shard in each batch, however little it has to do: 50,000 plain machines took
+  17.3 µs a report with 2 shards, and 46.4 with 64, in ``benchmarks/pipeline_domain.py``;
 - `SPARK_US`: Spark's Java process; assumed, with a reserve: `benchmarks/results/pipeline.json` has 6.1 % of
   two cores for 100,000 plain reports a second, which is 1.2;
 - `STREAM_BYTES`, `HISTORY_BYTES`, `STATE_BYTES`: bytes of a report in the stream and in merged files of the
@@ -22,7 +25,9 @@ from muster.core.settings import retention
 SOURCE_US = 2.6
 SHARD_US = 10.0
 SPARK_US = 3.0
-MERGE_US = 140.0
+MERGE_US = 100.0
+DRIVER_US = 50.0
+SHARD_BATCH_US = 25_000.0
 STREAM_BYTES = retention.REPORT_BYTES
 HISTORY_BYTES = 220
 STATE_BYTES = 2000
@@ -67,10 +72,13 @@ def cluster_size(
 ) -> ClusterSize:
     """``hours``: of reports in the stream; ``replicas``: of the stream."""
     reports_s = machines / period_s
-    cores = max(2, math.ceil(reports_s * (SOURCE_US + SHARD_US + SPARK_US) / 1e6 / USED))
+    busy_us = reports_s * (SOURCE_US + SHARD_US + SPARK_US) + groups / window_s * MERGE_US
+    # Each core has one shard or more, which costs something itself.
+    free_us = 1e6 * USED - SHARD_BATCH_US / trigger_s
+    cores = max(2, math.ceil(busy_us / max(free_us, 1e5)))
     partitions = cores
-    shards = partitions * max(2, math.ceil(machines / SHARD_MACHINES / partitions))
-    driver_s = groups * MERGE_US / 1e6
+    shards = partitions * math.ceil(machines / SHARD_MACHINES / partitions)
+    driver_s = groups * DRIVER_US / 1e6
     return ClusterSize(
         machines=machines,
         groups=groups,

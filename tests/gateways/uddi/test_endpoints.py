@@ -339,6 +339,9 @@ async def test_references_keys_languages_and_lengths_are_checked(uddi):
         assert await uddi.fault(service.format("", "", binding.format(inside))) == "E_invalidKeyPassed"
     redirected = binding.format('<hostingRedirector bindingKey="uddi:example.org:t1"/>')
     assert (await uddi.ask(service.format("", "", redirected))).local == "serviceDetail"
+    many = "".join(f'<keyedReference tModelKey="uddi:m:{n}" keyValue="1"/>' for n in range(501))
+    too_many = service.format("", "", f"<categoryBag>{many}</categoryBag>")
+    assert await uddi.fault(too_many) == "E_tooManyOptions"
     for key in ("uddi:example..org:s", "uddi:-example.org:s", "uddi:example.org:keygenerator", "uddi:"):
         assert await uddi.fault(service.format(f' serviceKey="{key}"', "", "")) == "E_invalidKeyPassed", key
     for language in ("no language", "verylonglanguage", "d-"):

@@ -77,10 +77,31 @@ def test_a_reserved_key_needs_no_generator_to_be_refused():
     assert keys.may_propose("uddi:muster.example:keygenerator", "ann", lambda _: None)
 
 
+#: Of chapter 11 of the standard.
+CANONICAL = """
+keygenerator relationships categorization:types categorization:general_keywords categorization:nodes
+categorization:entitykeyvalues categorization:owningbusiness categorization:validatedby
+categorization:derivedfrom identifier:isreplacedby transport:http transport:smtp transport:ftp transport:fax
+transport:telephone protocol:serverauthenticatedssl3 protocol:mutualauthenticatedssl3 v3_inquiry
+v3_publication v3_security v3_ownership_transfer v3_subscription v3_subscriptionlistener v3_replication
+v3_valuesetcaching
+v3_valuesetvalidation specification:hostingredirector specification:v3_policy sortorder:binarysort
+sortorder:uts-10 findqualifier:approximatematch findqualifier:exactmatch findqualifier:caseinsensitivematch
+findqualifier:casesensitivematch findqualifier:diacriticsinsensitivematch findqualifier:signaturepresent
+findqualifier:diacriticssensitivematch findqualifier:caseinsensitivesort findqualifier:casesensitivesort
+findqualifier:sortbynameasc findqualifier:sortbynamedesc findqualifier:sortbydateasc
+findqualifier:sortbydatedesc findqualifier:andallkeys findqualifier:orallkeys findqualifier:orlikekeys
+findqualifier:combinecategorybags findqualifier:servicesubset findqualifier:bindingsubset
+findqualifier:suppressprojectedservices
+"""
+
+
 async def test_the_standard_models_are_there_from_the_start(uddi: Uddi):
     for key in ("uddi:uddi.org:keygenerator", TYPES, matcher.KEYWORDS, matcher.LEASE):
         detail = await uddi.ask(f"<get_tModelDetail><tModelKey>{key}</tModelKey></get_tModelDetail>")
         assert detail.children[0].get("tModelKey") == key
+    for key in CANONICAL.split():
+        assert standard_tmodels.MODELS[f"uddi:uddi.org:{key}"].text_of(schema.UDDI("name"))
     actual = await uddi.ask("<find_tModel><name>uddi-org:types</name></find_tModel>")
     assert TYPES in str(actual)
     token = await uddi.token()

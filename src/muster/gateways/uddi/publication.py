@@ -276,18 +276,19 @@ class PublicationHandler:
         known |= {
             binding.get("bindingKey") for save in planned for binding in entities.bindings(save.element)
         }
+        referred: set[tuple[str, str]] = set()
         for save in planned:
             before = set(_references(save.before.element)) if save.before is not None else set()
-            for kind, key in sorted(set(_references(save.element)) - before):
-                if key in known:
-                    continue
-                found = (
-                    await self._registry.service_with_binding(key)
-                    if kind == "bindingKey"
-                    else await self._registry.get("tmodel", key)
-                )
-                if found is None:
-                    raise registry.unknown_key_fault(key, kind)
+            referred |= {each for each in _references(save.element) if each[1] not in known} - before
+        if len(referred) > inquiry.KEYS_MAX:
+            raise faults.fault(
+                faults.UddiErrorCode.TOO_MANY_OPTIONS,
+                f"{len(referred)} other entities are referred to: the maximum is {inquiry.KEYS_MAX}",
+            )
+        await self._registry.get_all("tmodel", sorted(key for kind, key in referred if kind == "tModelKey"))
+        for key in sorted(key for kind, key in referred if kind == "bindingKey"):
+            if await self._registry.service_with_binding(key) is None:
+                raise registry.unknown_key_fault(key, "bindingKey")
 
     # Deleting.
 

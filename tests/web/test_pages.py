@@ -282,6 +282,9 @@ async def test_a_manifest_is_planned_before_it_is_applied_and_resources_stop_and
         wait_until(lambda: olga.get("/resources/planned").json()["state"] == "down")
         await here.page.click("button:text-is('Start')")
         assert "Starting planned" in await here.page.inner_text(".notice")
+        await here.page.click("summary:text-is('Live log')")
+        await here.until("document.querySelector('.log pre').textContent.trim() !== ''")
+        assert "undefined" not in await here.page.inner_text(".log pre")
         wait_until(lambda: olga.get("/resources/planned").json()["state"] == "up")
     assert await serious(here.page) == []
 

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import math
+import re
 import types
 from typing import Any
 
@@ -610,6 +611,30 @@ def test_the_timeline_shows_silenced_and_acknowledged_times_in_their_colours():
     assert "No alert fired" in alerts_page.timeline(ended, begin_ms / 1000 + 4000)
 
 
+@pytest.mark.parametrize(
+    ("state", "buttons"),
+    [("running", ["Pause", "Abort"]), ("paused", ["Continue", "Abort"]), ("done", ["Undo in web"])],
+)
+def test_a_rollout_has_the_buttons_of_its_state(state: str, buttons: list[str]):
+    row = manage_rows.RolloutRow(
+        id="r-1",
+        at_ms=1,
+        state=state,
+        by="ann",
+        operation="update",
+        revision=2,
+        wave=1,
+        waves=3,
+        groups=["web"],
+    )
+    request = page.PageRequest(None, session(role=sessions.WebRole.OPERATOR), "/rollouts", {}, "t")  # type: ignore[arg-type]
+    drawn = templates.render(
+        "rollouts.html", request=request, rollouts=[row], active=manage_rows.ACTIVE_ROLLOUT
+    )
+    assert re.findall(r"<button[^>]*>([^<]*)<", drawn) == buttons
+    assert "Wave 1 of 3." in drawn
+
+
 def test_a_search_takes_the_text_as_it_is():
     assert find._pattern("50%_o'clock\\") == "'%50\\%\\_o''clock\\\\%' ESCAPE '\\'"
 
@@ -804,6 +829,21 @@ def test_a_plot_has_a_gap_where_windows_are_missing(tmp_path):
     gone = [(row.at_ms - start_ms) // 10_000 for row in actual if row.mean is None]
     assert gone == [40]
     assert [row.mean for row in actual if row.mean is not None] == [*range(0, 40, 4), *range(50, 90, 4)]
+
+
+def test_the_history_of_a_machine_has_every_report_of_a_metric(tmp_path):
+    reports = [
+        traffic.report("m'1", number, test_history.T0 + number * 1000, metrics={"own": float(number)})
+        for number in range(1, 1501)
+    ]
+    test_history.store(tmp_path, 0, [*reports, traffic.report("other", 1, test_history.T0)])
+    query = history_reader.machine_query("m'1", "own", test_history.T0, test_history.T0 + 10_000_000)
+    rows = sorted(history_reader.machine_plot(str(tmp_path), query, "own"))
+    first_s = test_history.T0 / 1000 + 1
+    assert (len(rows), rows[0], rows[-1]) == (1500, (first_s, 1.0), (first_s + 1499, 1500.0))
+    query = history_reader.machine_query("m'1", "cpu_percent", test_history.T0, test_history.T0 + 3000)
+    assert len(history_reader.machine_plot(str(tmp_path), query, "cpu_percent")) == 2
+    assert history_reader.machine_plot(str(tmp_path / "none"), query, "cpu_percent") == []
 
 
 def test_rows_of_the_history_are_plain_values(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 STEP_S_MIN = 5.0  # of the mean of many machines: shorter than most reporting periods, it would be uneven
 AGES_STEP_S = 10  # within a second a single batch may arrive
-HISTORY_ROWS_MAX = 20_000
 SCOPES = {"fleet": "system", "group": "group", "zone": "zone", "machine": "node"}
 BATCHES = {"batch_s": "batch", "rows_s": "reports", "lag_s": "age of the newest"}
 KINDS = (
@@ -96,30 +94,13 @@ class ChartQueries:
     async def _machine(self, name: str, metric: str, from_s: float, to_s: float, _: float) -> list[Row]:
         recent = self._feed.recent
         rows = await asyncio.to_thread(recent.machine, name, metric)
-        before_s = rows[0][0] if rows else to_s
+        before_s = rows[0][0] if rows else (to_s // 60 + 1) * 60  # the same for a minute: it is cached
         if from_s >= before_s - STEP_S_MIN:
             return rows
-        quoted = name.replace("'", "''")
-        standard = metric in columns.STANDARD_METRICS
-        try:
-            found, _next = await self._source.history(
-                "nodes",
-                f"machine = '{quoted}'",
-                from_ms=int(from_s) * 1000,
-                to_ms=int(before_s * 1000),
-                columns=("reported_at", metric if standard else "metrics"),
-                limit=HISTORY_ROWS_MAX,
-            )
-        except errors.NotFound:
-            return rows
-        older = [
-            (
-                datetime.datetime.fromisoformat(row["reported_at"]).timestamp(),
-                {metric: row[metric] if standard else dict(row["metrics"] or ()).get(metric)},
-            )
-            for row in reversed(found)
-        ]
-        return [*older, *rows]
+        older = await self._source.machine_plot(
+            name, metric, from_ms=int(from_s // 60) * 60_000, to_ms=int(before_s * 1000)
+        )
+        return [*((at_s, {metric: value}) for at_s, value in older), *rows]
 
     async def _service(self, name: str, metric: str, *_: float) -> list[Row]:
         machine, _slash, service = name.partition("/")

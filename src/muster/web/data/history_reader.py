@@ -49,6 +49,32 @@ def rollup_query(scope: str, name: str, metric: str, from_ms: int) -> search.His
     return search.HistorySearch(tables.GROUPS, where, from_ms, None, shown)
 
 
+def machine_query(machine: str, metric: str, from_ms: int, to_ms: int) -> search.HistorySearch:
+    """The query of `machine_plot`."""
+    from muster.core.reports import columns
+    from muster.pipeline.history import search, tables
+
+    value = metric if metric in columns.STANDARD_METRICS else "metrics"
+    where = f"machine = '{machine.replace(chr(39), 2 * chr(39))}'"
+    return search.HistorySearch(tables.NODES, where, from_ms, to_ms, ("reported_at", value))
+
+
+def machine_plot(root: str, query: search.HistorySearch, metric: str) -> list[tuple[float, float | None]]:
+    """The times in s and the values of a metric of a machine; none if there is no history."""
+    from muster.pipeline.history import delta, search
+
+    if not delta.exists(root, query.kind):
+        return []
+    rows: list[tuple[float, float | None]] = []
+    for batch in search.search(root, query):
+        for row in batch.to_pylist():
+            value = row[metric] if metric in row else dict(row["metrics"] or ()).get(metric)
+            rows.append((row["reported_at"].timestamp(), value))
+        if len(rows) > PLOT_ROWS_MAX:
+            raise errors.LimitExceeded("there are too many rows for one plot", hint="choose a shorter time")
+    return rows
+
+
 def plot(root: str, query: search.HistorySearch, metric: str, points: int) -> list[rows_.PlotPoint]:
     """Downsample to about ``points`` rows, oldest first. A row without values marks missing windows."""
     from muster.pipeline.history import search

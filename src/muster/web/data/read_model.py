@@ -318,6 +318,17 @@ class ReadModel:
             lambda: self._in_turn(history_reader.plot, self._history, query, metric, points),
         )
 
+    async def machine_plot(
+        self, machine: str, metric: str, *, from_ms: int, to_ms: int
+    ) -> list[tuple[float, float | None]]:
+        query = history_reader.machine_query(machine, metric, from_ms, to_ms)
+        return await self.feed.cache.get(
+            ("machine plot", query, metric),
+            "history",
+            60.0,
+            lambda: self._in_turn(history_reader.machine_plot, self._history, query, metric),
+        )
+
     async def sql(self, text: str, *, rows: int, as_of_ms: int | None = None) -> sql_runner.SqlRows:
         """The result of a query over the tables of the history."""
         return await self.feed.cache.get(

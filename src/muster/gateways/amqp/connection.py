@@ -400,7 +400,7 @@ class AmqpConnection(asyncio.Protocol):
         connection.open()
         self.opened.set()
         self.spawn(self.forwarder.run())
-        if idle_s:  # a frame is due after half of it
+        if 0 < idle_s < self.gateway.idle_s:  # a frame is due after half of it, too early for the other tick
             self.spawn(self._tick(self.running, idle_s / 3))
 
     def _refuse_open(self, condition: proton.Condition) -> None:

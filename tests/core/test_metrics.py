@@ -96,3 +96,25 @@ def test_importing_it_does_not_import_the_client() -> None:
         " sys.exit('prometheus_client' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def test_pages_of_several_processes_are_one_page():
+    pages = {}
+    for process in ("one", "two"):
+        measure = metrics.Metrics()
+        measure.counter("a_things", "Things, {in} all.", ("reason",)).add(reason='a "b" } {c, d')
+        measure.gauge("b_plain", "Plain.").read_from(lambda: 3)
+        measure.histogram("c_seconds", "Durations.").observe(0.1)
+        pages[process] = measure.exposition()[1].decode()
+    merged = metrics.merge_pages({**pages, "silent": ""})
+    families = {family.name: family for family in text_string_to_metric_families(merged)}
+    for text, process in ((pages[name], name) for name in pages):
+        for family in text_string_to_metric_families(text):
+            own = [
+                (sample.name, sample.labels | {"process": process}, sample.value) for sample in family.samples
+            ]
+            of_all = families[family.name]
+            assert (of_all.type, of_all.documentation) == (family.type, family.documentation)
+            found = [(sample.name, sample.labels, sample.value) for sample in of_all.samples]
+            assert [sample for sample in found if sample[1]["process"] == process] == own
+    assert merged.count("# TYPE muster_b_plain ") == 1

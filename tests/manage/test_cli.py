@@ -195,19 +195,14 @@ def run_inside(shell: Shell, tmp_path: Path) -> None:
     assert {row["why"] for row in recorded} >= {"admin runs sh", "exit code 7"}
 
 
-def metrics_of_agent(shell: Shell) -> dict[tuple[str, str], float]:
-    """The metrics of resources, as Prometheus gets them from the agent's page."""
-    files = shell.home.glob("*/run/pages/*.json")
-    pages = [page for file in files for page in json.loads(file.read_text())]
-    (address,) = next(page["targets"] for page in pages if page["labels"]["process"] == "agent-local")
-    with urllib.request.urlopen(f"http://{address}/metrics") as page:
+def measured(shell: Shell, name: str, *values: str) -> float | None:
+    """A metric with these values of its labels, as Prometheus gets it from the one page of the machine."""
+    with urllib.request.urlopen(f"{shell('status')['health']}/metrics/machine") as page:
         families = parser.text_string_to_metric_families(page.read().decode())
-        return {
-            (sample.name, sample.labels["resource"]): sample.value
-            for family in families
-            for sample in family.samples
-            if "resource" in sample.labels
-        }
+        samples = [sample for family in families for sample in family.samples if sample.name == name]
+    found = [sample.value for sample in samples if {*values} <= {*sample.labels.values()}]
+    assert len(found) <= 1
+    return found[0] if found else None
 
 
 def rows(actual: Any) -> list[dict[str, Any]]:
@@ -252,9 +247,12 @@ def test_a_users_day(shell: Shell, tmp_path: Path) -> None:
     ) == [{"group": "data", "n": 1, "zone": "default"}, {"group": "web", "n": 2, "zone": "default"}]
     assert shell("logs", "db") == {"resource": "db", "line": "ready"}
     assert "db     ready\n" in shell.text("logs", "db", "web-1", "-n", "5", "--since", "5m")
-    sampled = shell.until(lambda: metrics_of_agent(shell).get(("muster_resource_memory_bytes", "web-1")))
+    sampled = shell.until(lambda: measured(shell, "muster_resource_memory_bytes", "web-1", "agent-local"))
     assert sampled > 1 << 16
-    assert metrics_of_agent(shell)[("muster_resource_up", "web-1")] == 1
+    assert measured(shell, "muster_resource_up", "web-1") == 1
+    assert measured(shell, "muster_resource_state", "web-1", "up") == 1
+    assert measured(shell, "muster_resource_starts_total", "web-1") == 1
+    assert measured(shell, "muster_resource_generation", "web-1") == 1
     shown = shell.text("get")
     assert "web-1" in shown
     assert "up" in shown

@@ -20,6 +20,7 @@ from muster.bus.memory import network
 from muster.bus.rpc import request_audit, server
 from muster.bus.streams import key_value
 from muster.core import errors, health, messages, subjects
+from muster.core.telemetry import metrics
 from muster.manage import client, protocol, rows
 from muster.manage.adapters import memory
 from muster.manage.agent import agent, operation_log, resource_host
@@ -65,8 +66,9 @@ class RegistryWorld:
         return await self.stack.enter_async_context(made)
 
     async def start_registry(self, name: str) -> Any:
+        self.measure = metrics.Metrics()
         made = endpoint.RegistryEndpoint(
-            await self.net.connect(name), manager_ttl_s=3.0, clock=virtual_wall_s
+            await self.net.connect(name), manager_ttl_s=3.0, clock=virtual_wall_s, measure=self.measure
         )
         return await self.stack.enter_async_context(made)
 

@@ -223,12 +223,19 @@ def test_an_update_changes_one_after_the_other(run):
         assert [(step.name, step.wave) for step in planned] == [
             (name, number) for number, name in enumerate(NAMES, start=1)
         ]
-        ends, told = asyncio.Event(), []
+        ends, told, measured = asyncio.Event(), [], set()
+
+        def progress(text: str, _: float) -> None:
+            told.append(text)
+            (family,) = world.measure._registry.collect()
+            assert family.name == "muster_rollout_resources"
+            counts = {sample.labels["state"]: sample.value for sample in family.samples}
+            measured.add((counts.get("pending", 0), counts.get("done", 0)))
+
         watching = asyncio.create_task(least_up(world, NAMES, ends))
         began = loop.time()
-        done = await world.client.apply(
-            manifest(*NAMES, healthy=True), wait_s=120, progress=lambda text, _: told.append(text)
-        )
+        done = await world.client.apply(manifest(*NAMES, healthy=True), wait_s=120, progress=progress)
+        assert measured >= {(3, 0), (2, 1), (1, 2), (0, 3)}, measured
         ends.set()
         assert await watching == 3
         assert loop.time() - began >= 4 * 4.0, "each was up for the time that its policy demands"

@@ -337,7 +337,10 @@ class Domain:
             ready=lambda: self.ready,
             conditions=self._group.health,
             metrics=self.metrics,
-            more_routes={"/status": self._status_page},
+            more_routes={
+                "/status": self._status_page,
+                health.MACHINE: health.machine_page(self.folder.pages),
+            },
         )
         if self._pages is not None:
             self._stack.push_async_callback(self._pages.close)

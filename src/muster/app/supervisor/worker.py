@@ -139,6 +139,7 @@ async def run(task: WorkerConfig, stop: asyncio.Event, ready: Callable[[], None]
                     replicas=task.replicas,
                     max_bytes=task.registry_bytes,
                     open_key=lambda: keyring.Keyring.open(pathlib.Path(task.keys)).key_of_secrets(),
+                    measure=measure,
                 )
             case "manager":
                 direct = direct_bus.DirectBus(bus, bus.identity, agent_routes.agent_of)

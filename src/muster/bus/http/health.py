@@ -4,6 +4,7 @@
 - ``/readyz``: 200 if the process can do its work, else 503; the JSON body has the state of each part. The
   part ``tasks`` covers the background tasks.
 - ``/metrics``: OpenMetrics for clients that accept it, else the classic Prometheus text.
+- ``/metrics/machine``: those of all processes of the machine's domain, or of its agent.
 
 The endpoints need no authentication.  Therefore they show no secrets, and they listen on loopback unless the
 settings say otherwise.
@@ -30,12 +31,14 @@ from muster.bus.direct import link
 from muster.bus.http import client, telemetry_export
 from muster.bus.http import server as http_server
 from muster.bus.rpc import requests
-from muster.core import files, health
+from muster.core import errors, files, health
 from muster.core.settings import domain
 from muster.core.telemetry import metrics as metrics_
 from muster.supervision import children, tasks
 
 PID = "__meta_pid"  # a label that Prometheus drops: a new process id must not create a new series
+MACHINE = "/metrics/machine"
+PAGE_S, PAGE_BYTES_MAX = 3.0, 16 << 20  # for the page of one process
 TASKS = "tasks"  # the part of /readyz for background tasks
 
 
@@ -140,7 +143,8 @@ async def serve_process(
     def ready() -> bool:
         return all(condition.state is health.HealthState.UP for condition in conditions().values())
 
-    server = await serve(settings, ready=ready, conditions=conditions, metrics=metrics)
+    pages = {} if folder is None else {MACHINE: machine_page(folder)}
+    server = await serve(settings, ready=ready, conditions=conditions, metrics=metrics, more_routes=pages)
     if server is None:
         async with telemetry_export.export_telemetry(settings, process, metrics):
             yield None
@@ -154,6 +158,29 @@ async def serve_process(
             yield server
         finally:
             await asyncio.to_thread(file.unlink, missing_ok=True)
+
+
+def machine_page(folder: Path) -> http_server.Handler:
+    """The metrics of all processes that advertise their pages in ``folder``, each with its name as a label:
+    one address for each machine. A process that does not reply is missing."""
+
+    async def page_of(endpoint: HealthEndpoint) -> str:
+        try:
+            page = await client.get(
+                f"{endpoint.url}/metrics", timeout_s=PAGE_S, body_bytes_max=PAGE_BYTES_MAX
+            )
+        except errors.MusterError:
+            return ""
+        return page.body.decode("utf-8", "replace") if page.status == 200 else ""
+
+    async def exposition(_: http_server.HttpRequest) -> http_server.HttpResponse:
+        endpoints = await asyncio.to_thread(lambda: list(advertised(folder)))
+        texts = await asyncio.gather(*map(page_of, endpoints))
+        pages = {endpoint.process: text for endpoint, text in zip(endpoints, texts, strict=True)}
+        merged = await asyncio.to_thread(metrics_.merge_pages, pages)
+        return http_server.HttpResponse(200, merged.encode(), metrics_.CLASSIC)
+
+    return exposition
 
 
 def task_health(problems: Sequence[str]) -> HealthReport:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 PREFIX = "muster_"
 MAX_SERIES = 1000
 OPENMETRICS = "application/openmetrics-text"
+CLASSIC = "text/plain; version=0.0.4; charset=utf-8"
 DURATION_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*\Z")
@@ -195,3 +196,28 @@ class Metrics:
             metric = kind(engine(PREFIX + name, words, names, registry=self._registry, **more), names)
             self._known[name] = (kind, names, metric)
             return metric
+
+
+def merge_pages(pages: Mapping[str, str]) -> str:
+    """The pages of several processes, in the classic text, as one: each sample gets the label ``process``,
+    and the samples of a metric stand together."""
+    heads: dict[str, list[str]] = {}
+    samples: dict[str, list[str]] = {}
+    for process, page in pages.items():
+        name, label, is_first = "", f'process="{process}"', False
+        for line in page.splitlines():
+            if line.startswith("#"):
+                if (found := line.split(" ", 3)[2:3]) != [name]:
+                    name = found[0] if found else ""
+                    is_first = name not in heads
+                if is_first:
+                    heads.setdefault(name, []).append(line)
+            elif line:
+                head, mark, rest = line.partition("{")
+                if not mark or " " in head:  # it has no labels
+                    head, _, rest = line.partition(" ")
+                    rest = f"}} {rest}"
+                comma = "" if rest.startswith("}") else ","
+                samples.setdefault(name, []).append(f"{head}{{{label}{comma}{rest}")
+    lines = [line for name, found in samples.items() for line in (*heads.get(name, ()), *found)]
+    return "".join(f"{line}\n" for line in lines)

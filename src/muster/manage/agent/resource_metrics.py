@@ -34,6 +34,14 @@ class ResourceMetrics:
             "resource_up", "1 if the resource is up, otherwise 0.", LABELS, self._of_each(_is_up)
         )
         measure.gauge_from(
+            "resource_state",
+            "1 for the present state of the resource.",
+            (*LABELS, "state"),
+            lambda: {
+                (*self._labels(name), self._hosted[name].observed.state.value): 1.0 for name in self._shown()
+            },
+        )
+        measure.gauge_from(
             "resource_generation",
             "Generation of the desired state for which the resource runs.",
             LABELS,

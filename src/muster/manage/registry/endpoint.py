@@ -22,7 +22,7 @@ import msgspec
 from muster.bus import api, leases
 from muster.bus.rpc import request_audit, requests, server
 from muster.core import backoff, errors, lifecycle, messages, units
-from muster.core.telemetry import log
+from muster.core.telemetry import log, metrics
 from muster.manage import protocol
 from muster.manage.registry import (
     assignments,
@@ -67,6 +67,7 @@ class RegistryEndpoint(lifecycle.ServiceContext):
         max_bytes: int = registry_log.MAX_BYTES,
         open_key: secret_store.OpenKey | None = None,
         clock: Callable[[], float] = time.time,
+        measure: metrics.Metrics | None = None,
     ) -> None:
         """``max_bytes``: the budget of the log. ``open_key`` reads the key of the secrets; without it, no
         secrets are stored."""
@@ -93,6 +94,13 @@ class RegistryEndpoint(lifecycle.ServiceContext):
         self._audit: request_audit.RequestAudit | None = None
         self._handlers: handlers.RegistryHandlers
         self._refused: collections.Counter[str] = collections.Counter()
+        if measure is not None:
+            measure.gauge_from(
+                "rollout_resources",
+                "Resources of running updates and other rollouts, by the state of their step.",
+                ("rollout", "state"),
+                lambda: self._handlers.rollouts.progress() if self.acting.is_set() else {},
+            )
 
     async def start(self) -> None:
         await self._drop_own_lease()

@@ -326,6 +326,11 @@ class RolloutExecutor:
             self._ended = True  # another registry continues rollouts that begin from now on
             await self._tasks.close()
 
+    def progress(self) -> dict[tuple[str, ...], float]:
+        """Number of resources by rollout and state of their step, of rollouts that run."""
+        headers = [engine.rollout.header() for engine in self._live.values()]
+        return {(header.id, state): count for header in headers for state, count in header.counts.items()}
+
     def start(self, engine: rollout.RolloutEngine) -> None:
         """Continue a rollout that is stored. Those that it supersedes end."""
         running = engine.rollout

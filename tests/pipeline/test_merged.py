@@ -106,6 +106,6 @@ def test_rows_that_executors_cannot_write_are_counted(tmp_path, monkeypatch):
 
 def test_a_large_cluster_has_fewer_parts_than_partitions():
     plan = query_plan.QueryPlan(state.FleetStatePlan(), ("nats://localhost",), "/h", partitions=64)
-    assert len(plan.merging("").parts) == 8
+    assert len(plan.merging("").parts) == 4
     plan = query_plan.QueryPlan(state.FleetStatePlan(), (), "/h", partitions=2)
     assert len(plan.merging("").parts) == 1

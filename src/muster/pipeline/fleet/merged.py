@@ -81,9 +81,10 @@ class MergedPart(msgspec.Struct, array_like=True):
 
 
 def divided(closed: Iterable[state.ClosedWindow], parts: int) -> Iterator[tuple[int, state.ClosedWindow]]:
-    """The share of each part in closed windows of a shard. An empty window goes to the first part."""
+    """The share of each part in closed windows of a shard. Zones, of which there are few, are not divided:
+    the first part has them, and empty windows."""
     for window in closed:
-        if parts == 1 or not window.names:
+        if parts == 1 or not window.names or window.scope == "zone":
             yield 0, window
             continue
         part = shards.shards_of(pa.array(window.names, pa.string()), parts)

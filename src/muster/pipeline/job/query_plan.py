@@ -46,7 +46,7 @@ class QueryPlan:
     def merging(self, folder: str) -> window_rows.MergePlan:
         """``folder``: see `piece_files`. Each shard has a row for each part, so there are fewer parts than
         partitions."""
-        parts = max(1, math.isqrt(self.partitions))
+        parts = max(1, math.isqrt(self.partitions) // 2)
         return window_rows.MergePlan(
             shard_keys.keys(parts, self.partitions), self.plan.top, self.steps, self.history, folder
         )

@@ -265,7 +265,7 @@ def test_tables_and_alerts_of_a_newer_release_are_refused(tmp_path, monkeypatch)
 
 COMMANDS = [
     ("up",), ("status",), ("down",), ("doctor",), ("config", "print"), ("backup", "x.tar.gz"),
-    ("creds", "list"), ("get",), ("alert", "list"), ("broker", "trust"),
+    ("creds", "list"), ("get",), ("alert", "list"), ("machine", "list"),
 ]  # fmt: skip
 
 

@@ -155,7 +155,7 @@ def find(machine: psutil.Process, *end: str) -> psutil.Process | None:
 def limits(machine: psutil.Process, home: pathlib.Path, folder: pathlib.Path) -> None:
     """They hold; where the kernel has its controllers in version 1, they are refused with the reason."""
     (init,) = (process for process in machine.children() if process.name() == "systemd")
-    root = pathlib.Path(f"/proc/{init.pid}/root/sys/fs/cgroup")
+    root = pathlib.Path("/proc", str(init.pid), "root", "sys/fs/cgroup")
     (folder / "limited.yaml").write_text(LIMITED)
     if "memory" not in (root / "cgroup.controllers").read_text():
         applied = driver.run("apply", "-f", str(folder / "limited.yaml"), "--wait", "60s", home=home)

@@ -295,6 +295,7 @@ async def test_a_former_driver_whose_files_were_removed_ends_as_superseded(bus, 
         driver_terms.begin(chosen.checkpoint_root(tmp_path), successor)
         raise FileNotFoundError("the folder of the term")
 
+    monkeypatch.setattr(running, "_begin_spark", lambda: None)
     monkeypatch.setattr(running, "_run_query", be_replaced)
     with pytest.raises(errors.StaleEpoch):
         await running.run()
@@ -310,6 +311,7 @@ async def test_an_error_of_the_driver_itself_is_reported(bus, tmp_path, monkeypa
     async def fail() -> None:
         raise FileNotFoundError("rules.yaml")
 
+    monkeypatch.setattr(running, "_begin_spark", lambda: None)
     monkeypatch.setattr(running, "_run_query", fail)
     with pytest.raises(FileNotFoundError):
         await running.run()
@@ -330,6 +332,7 @@ async def test_a_standby_that_takes_over_is_not_up_before_its_first_batch(bus, t
         assert measured.report().state is health.HealthState.STARTING
 
     monkeypatch.setattr(running, "_prepare", no_spark)
+    monkeypatch.setattr(running, "_begin_spark", lambda: None)
     monkeypatch.setattr(running, "_run_query", look)
     async with await leases.Leases.open(bus) as others:
         former = await others.acquire(protocol.driver_lease(bus.identity))

@@ -196,6 +196,8 @@ async def test_three_machines_replicate_refuse_revoked_identities_and_replace_a_
 
     await eventually(learnt, timeout_s=30)
 
+    assert set((await machines.token()).servers) == {machines.url(name) for name in "abc"}
+
     # A lost machine is removed, and another one takes its place under the same name.
     old = machines.keyring("c").credentials("message")
     await machines.stop("c")

@@ -132,7 +132,9 @@ def _cuts() -> dict[str, type[Fault]]:
     hosts = [target for target in deployment_.Machines.targets if target.startswith("host-")]
     return {
         f"cut-{target}": type(
-            "Cut_", (Partition,), {"host": target.removeprefix("host-"), "words": target.replace("-", " ")}
+            "Cut_",
+            (Partition,),
+            {"host": target.removeprefix("host-"), "words": "host " + target[-1] + " cut off"},
         )
         for target in hosts
     }

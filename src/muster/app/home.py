@@ -63,6 +63,10 @@ class RunningDomain(msgspec.Struct, frozen=True, kw_only=True):
     health_url: str | None = None
     web_url: str | None = None
 
+    @property
+    def own_servers(self) -> tuple[str, ...]:
+        return tuple(url for url in self.servers if url not in self.remote_servers)
+
 
 @dataclass(frozen=True, slots=True)
 class Home:

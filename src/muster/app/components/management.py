@@ -222,8 +222,9 @@ class ManagementComponent:
         ca = await asyncio.to_thread(pathlib.Path(running.ca).read_text) if running.ca else ""
         locators: tuple[str, ...] = ()
         if not servers:
-            bus, urls = self._context.settings.bus, running.servers
-            servers = await asyncio.to_thread(addresses.reachable_urls, bus, urls)
+            bus, urls = self._context.settings.bus, running.own_servers
+            own = await asyncio.to_thread(addresses.reachable_urls, bus, urls)
+            servers = (*own, *running.remote_servers)
             if running.locator_url:
                 urls = (running.locator_url,)
                 locators = await asyncio.to_thread(addresses.reachable_urls, bus, urls)

@@ -86,7 +86,7 @@ def urls(bus: bus_settings.BusSettings, running: home.RunningDomain) -> dict[str
     locator = running.locator_url
     return {
         "servers": list(running.servers),
-        "servers_for_others": for_others(*running.servers),
+        "servers_for_others": [*for_others(*running.own_servers), *running.remote_servers],
         "locator": next(iter(for_others(locator)), locator) if locator else None,
     }
 

@@ -183,6 +183,20 @@ async def test_storage_is_removed_from_a_broker_that_is_about_to_start_again(tmp
         assert not ((await server.monitoring_page("varz")).get("jetstream") or {}).get("config")
 
 
+async def test_a_look_up_of_a_message_that_is_not_stored_leaves_a_replicated_stream_usable(tmp_path):
+    """nats-server stops a stream if an expected last id does not hold when its replicas store a message."""
+    async with network.mesh(3, tmp_path) as mesh, await client.connect(mesh.urls, identity="a") as bus:
+        stream = await bus.stream(
+            api.StreamSettings("kept", subjects=("kept",), replicas=3, max_bytes=1 << 20)
+        )
+        first = await stream.publish("kept", b"1", message_id="1")
+        for id in ("2", "3"):
+            with pytest.raises(errors.Conflict):
+                await stream._committer._look_up(("kept", b"1", b"Nats-Msg-Id: %b\r\n" % id.encode()))
+        assert await stream._committer._look_up(("kept", b"1", b"Nats-Msg-Id: 1\r\n")) == first
+        assert await stream.publish("kept", b"2", message_id="2", timeout_s=5) == first + 1
+
+
 async def test_a_broker_without_the_secret_does_not_join_the_cluster(tmp_path):
     inside = [
         dataclasses.replace(member, cluster=config.BrokerCluster(name="muster", secret="inside/only"))

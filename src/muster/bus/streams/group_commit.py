@@ -37,6 +37,7 @@ Part = tuple[str, bytes, bytes]  # subject, data and header lines of a message
 Parts = Sequence[Part]
 
 _PREFIX = b"NATS/1.0\r\n"
+_CONDITIONS = (b"Nats-Expected-", b"Nats-Rollup")  # headers with which a message may be refused
 
 
 class PendingPublish:
@@ -284,18 +285,21 @@ class PublishCommitter:
     async def _look_up(self, part: Part) -> int:
         """The sequence under which this message is stored; `errors.Conflict` if it is not.
 
-        It requests to be stored after a message that does not exist, which the broker checks after the id
-        and before it stores anything. The message is complete, because plain subscribers of its subject
-        receive it once more, as with every repetition.
+        It has a header with an invalid value, which the broker checks after the id and before it stores or
+        replicates anything. An expectation of another last id is no alternative: replicas check it when they
+        store, and nats-server 2.15 stops a replicated stream for ever if it does not hold. The message is
+        complete, because plain subscribers of its subject receive it once more, as with every repetition.
         """
         subject, data, lines = part
         # It may have been met only before the message was stored.
-        lines = b"".join(line for line in lines.splitlines(True) if not line.startswith(b"Nats-Expected-"))
-        expected = message_format.header_lines({"Nats-Expected-Last-Msg-Id": secrets.token_hex(16)})
+        lines = b"".join(line for line in lines.splitlines(True) if not line.startswith(_CONDITIONS))
+        invalid = message_format.header_lines({"Nats-Rollup": "none"})
         answer = await self._wire.requests.exchange(
-            subject, data, b"%b%b%b\r\n" % (_PREFIX, lines, expected), timeout_s=jetstream.TRY_S, stored=True
+            subject, data, b"%b%b%b\r\n" % (_PREFIX, lines, invalid), timeout_s=jetstream.TRY_S, stored=True
         )
         outcome = self._outcome(answer)
+        if isinstance(outcome, errors.LimitExceeded):  # the invalid value
+            raise errors.Conflict("the message is not stored")
         if isinstance(outcome, errors.MusterError):
             raise outcome
         return outcome

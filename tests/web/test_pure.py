@@ -527,7 +527,6 @@ def test_recent_reports_give_the_series_of_a_machine_a_service_and_a_group():
     rows = kept.members("zone", "n", "cpu_percent", 0.0, 100.0)
     assert [(at_s, values["mean"]) for at_s, values in rows] == [(0, 20), (100, 20), (200, 20), (300, 20)]
     assert kept.members("machine", "", "infected", 200.0, 100.0)[0] == (200.0, {"mean": 1.0, "95 %": 1.0})
-    assert kept.oldest_s() == 1.0
 
 
 def test_recent_reports_stay_within_their_budget():

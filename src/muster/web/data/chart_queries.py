@@ -13,13 +13,15 @@ from muster.core.reports import columns
 from muster.manage import operations as manage_operations
 from muster.web.auth import sessions
 from muster.web.data import alert_spans, charts, dispatcher_calls, latest_reports
-from muster.web.data.recent_reports import Row
+from muster.web.data.charts import Row
 
 if TYPE_CHECKING:
     from muster.web.data import read_model
 
 STEP_S_MIN = 5.0  # of the mean of many machines: shorter than most reporting periods, it would be uneven
 AGES_STEP_S = 10  # within a second a single batch may arrive
+SAMPLED = ("channel", "queue", "node")
+MEMBERS = ("fleet", "group", "zone")
 SCOPES = {"fleet": "system", "group": "group", "zone": "zone", "machine": "node"}
 BATCHES = {"batch_s": "batch", "rows_s": "reports", "lag_s": "age of the newest"}
 KINDS = (
@@ -51,11 +53,15 @@ class ChartQueries:
         if kind not in KINDS:
             raise errors.NotFound(f"there are no charts of a {kind!r}")
         from_s, to_s = from_ms / 1000, to_ms / 1000
+        step_s = max(STEP_S_MIN, (to_s - from_s) / points)
         if kind == "context":
             rows = await self._context_history(person, name, metric)
+        elif kind in SAMPLED:
+            rows = self._feed.samples.rows(kind, name, metric)
+        elif kind in MEMBERS:
+            rows = await self._members(SCOPES[kind], name, metric, from_s, step_s)
         else:
-            answer = getattr(self, f"_{kind}")
-            rows = list(await answer(name, metric, from_s, to_s, max(STEP_S_MIN, (to_s - from_s) / points)))
+            rows = list(await getattr(self, f"_{kind}")(name, metric, from_s, to_s, step_s))
         unit = UNITS.get(metric, charts.unit(metric))
         if kind in SCOPES and metric not in columns.STANDARD_METRICS and not unit:
             shares = charts.in_percent(rows)
@@ -132,15 +138,6 @@ class ChartQueries:
         ]
         return [*older, *rows]
 
-    async def _fleet(self, _: str, metric: str, from_s: float, to_s: float, step_s: float) -> list[Row]:
-        return await self._members("system", "", metric, from_s, step_s)
-
-    async def _group(self, name: str, metric: str, from_s: float, to_s: float, step_s: float) -> list[Row]:
-        return await self._members("group", name, metric, from_s, step_s)
-
-    async def _zone(self, name: str, metric: str, from_s: float, to_s: float, step_s: float) -> list[Row]:
-        return await self._members("zone", name, metric, from_s, step_s)
-
     # The domain
 
     async def _domain(self, _: str, metric: str, *__: float) -> list[Row]:
@@ -169,15 +166,6 @@ class ChartQueries:
         return [
             (batch.at_ms / 1000, {BATCHES[metric]: getattr(batch, metric)}) for batch in self._feed.batches
         ]
-
-    async def _channel(self, name: str, metric: str, *_: float) -> list[Row]:
-        return self._feed.samples.rows("channel", name, metric)
-
-    async def _queue(self, name: str, metric: str, *_: float) -> list[Row]:
-        return self._feed.samples.rows("queue", name, metric)
-
-    async def _node(self, name: str, metric: str, *_: float) -> list[Row]:
-        return self._feed.samples.rows("node", name, metric)
 
     async def _context_history(self, person: sessions.LoginSession, key: str, metric: str) -> list[Row]:
         """The versions of a context, or its values if they are numbers."""

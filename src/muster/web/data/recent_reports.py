@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import threading
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from muster.core.reports import columns as reports_columns
+from muster.web.data.charts import Row
 
 BYTES_MAX = 64 << 20
 MERGED = 256  # batches that become one: a small batch costs more than its rows
@@ -24,7 +24,6 @@ SERVICES_BYTES_MAX = 16 << 20  # of a batch: services of larger ones are not kep
 KEPT = ("machine", "group", "zone", "reported_at", *reports_columns.STANDARD_METRICS, reports_columns.EXTRA)
 
 Floats = npt.NDArray[np.float64]
-Row = tuple[float, Mapping[str, float | None]]  # time in s, and values by the name of their line
 
 
 class RecentReports:
@@ -60,11 +59,6 @@ class RecentReports:
     def _tables(self) -> list[pa.Table]:
         with self._lock:
             return [*(table for table, _ in self._chunks), *self._pending]
-
-    def oldest_s(self) -> float | None:
-        """The time of the oldest report that is kept."""
-        first = next(iter(self._tables()), None)
-        return None if first is None else pc.min(first.column("reported_at")).as_py().timestamp()
 
     def machine(self, name: str, metric: str) -> list[Row]:
         rows: list[Row] = []

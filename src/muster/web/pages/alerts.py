@@ -142,35 +142,8 @@ def alerts(request: page.PageRequest) -> page.DashboardPage:
             none="There are no silences.",
         )
 
-    form = Markup("")
-    if request.may_act:
-        form = tag(
-            "details",
-            tag("summary", "Silence alerts"),
-            widgets.action_button(
-                request,
-                "silence",
-                "Silence",
-                widgets.field(
-                    "Which",
-                    "covers",
-                    required=True,
-                    placeholder="group = 'web'",
-                    hint="A predicate over rule, about, scope, severity and group.",
-                ),
-                widgets.field("Duration", "for", "1h", required=True),
-                widgets.field("Why", "reason"),
-            ),
-            cls="panel",
-        )
     severities = [("", "any severity"), *((item.value, item.value) for item in messages.Severity)]
     states = [("", "any state"), *((item.value, item.value) for item in messages.AlertState)]
-    search = widgets.search(
-        "/alerts",
-        widgets.field("Severity", "severity", severity, options=severities),
-        widgets.field("State", "state", state, options=states),
-        widgets.field("Contains", "text", text, placeholder="rule, machine, group or summary"),
-    )
     return page.DashboardPage(
         "Alerts",
         (
@@ -179,5 +152,13 @@ def alerts(request: page.PageRequest) -> page.DashboardPage:
             page.PageSection("silences", "Silences and maintenance", silences, ("alerts",), 10.0),
         ),
         lead="Alerts of the pipeline's rules and of the streams' budgets, the most severe first.",
-        head=join(search, form),
+        head=templates.render(
+            "alerts_head.html",
+            request=request,
+            severity=severity,
+            severities=severities,
+            state=state,
+            states=states,
+            text=text,
+        ),
     )

@@ -97,10 +97,7 @@ def _writing(request: page.PageRequest, current: protocol.Context | None = None)
     if not request.may_act:
         return Markup("")
     text, lines, hidden = "", "", dict[str, Any]()
-    fields: list[Markup] = []
-    if current is None:
-        fields.append(widgets.field("Key", "key", required=True, placeholder="printers/3"))
-    else:
+    if current is not None:
         text = current.value.decode(errors="replace")
         if text.encode() != current.value or "\r" in text:  # a form would alter it
             return widgets.empty("The value is not plain text.", "Use the REST API to write it.")
@@ -108,14 +105,9 @@ def _writing(request: page.PageRequest, current: protocol.Context | None = None)
         hidden = {"key": current.key, "version": current.version}
         if current.expires_at_ns:
             hidden["expires_at_ms"] = lease_end_ms(current, time.time())
-    fields += [
-        widgets.field("Value", "value", text, rows=4),
-        widgets.field("Attributes", "attributes", lines, rows=3, placeholder="floor=2", hint="One per line."),
-    ]
-    form = widgets.action_button(request, "put-context", "Write", *fields, **hidden)
-    if current is not None:
-        return form
-    return tag("details", tag("summary", "Write a context"), form, cls="panel")
+    return templates.render(
+        "write_context.html", request=request, current=current, text=text, lines=lines, hidden=hidden
+    )
 
 
 def _written(value: Any) -> str:

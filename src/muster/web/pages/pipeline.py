@@ -99,26 +99,9 @@ def history(request: page.PageRequest) -> page.DashboardPage:
             )
         except errors.NotFound:
             return _none()
-        made: list[list[Child]] = [
-            [
-                widgets.moment(_ms(row["reported_at"])),
-                widgets.link(row["machine"], "/machine", name=row["machine"]),
-                row["group"],
-                row["zone"],
-                widgets.badge(row["state"]),
-                widgets.percent(row["cpu_percent"]),
-                widgets.percent(row["memory_percent"]),
-            ]
-            for row in reports
-        ]
-        return join(
-            widgets.table(
-                ["Reported", "Machine", "Group", "Zone", "State", "#CPU", "#Memory"],
-                made,
-                label="Matching reports",
-                none="No report matches.",
-            ),
-            widgets.pages(request, next_, shown=len(made)),
+        pages = widgets.pages(request, next_, shown=len(reports))
+        return templates.render(
+            "reports.html", reports=reports, pages=pages, at_ms=_ms, percent=widgets.percent
         )
 
     form = widgets.search(

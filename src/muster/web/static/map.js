@@ -46,7 +46,7 @@
       this.chosen = root.dataset.metric;
       this.focus = {};  // the zone and the group that are shown alone
       this.layout = "";
-      this.names = [];
+      [this.names, this.lower] = [[], []];
       this.metric.addEventListener("change", () => { this.chosen = this.metric.value; this.load(); });
       this.search.addEventListener("input", () => { this.match(); this.draw(); });
       this.search.addEventListener("keydown", (event) => { if (event.key === "Enter" && this.matched === 1) this.open(this.hits.indexOf(1)); });
@@ -79,6 +79,7 @@
       if (map.blocks) {
         this.layout = map.layout;
         this.names = map.names.split("\n");
+        this.lower = map.names.toLowerCase().split("\n");
         let first = 0;
         this.blocks = map.blocks.map((block) => { const made = {...block, first}; first += block.count; return made; });
         this.match();
@@ -97,7 +98,7 @@
       this.matched = 0;
       if (!text) return;
       this.hits = new Uint8Array(this.names.length);
-      this.names.forEach((name, n) => { if (name.toLowerCase().includes(text)) { this.hits[n] = 1; this.matched++; } });
+      this.lower.forEach((name, n) => { if (name.includes(text)) { this.hits[n] = 1; this.matched++; } });
     }
 
     // Where everything is, in pixels of the device.
@@ -148,9 +149,10 @@
     palette() {
       const [card, calm, up, bad] = ["--card", "--map-calm", "--map-up", "--map-bad"].map((name) => rgb(ink(name)));
       const made = new Uint32Array(512), high = rgb(ink("--map-warn"));
+      const states = this.map.states.map((state) => rgb(ink(TONES[state] || "--map-calm")));
       for (let code = 0; code < 256; code++) {
         let color = calm;
-        if (!this.map.metric) color = rgb(ink(TONES[this.map.states[code]] || "--map-calm"));
+        if (!this.map.metric) color = states[code] || calm;
         else if (code !== NONE) color = code < 127 ? mixed(up, high, code / 127) : mixed(high, bad, (code - 127) / 127);
         made[code] = packed(color);
         made[code + 256] = packed(mixed(color, card, 0.8));
@@ -166,11 +168,18 @@
       const image = context.createImageData(canvas.width, canvas.height);
       const pixels = new Uint32Array(image.data.buffer), wide = canvas.width, side = cell > 3 ? cell - 1 : cell, tall = down > 3 ? down - 1 : down;
       for (const block of this.shown) {
-        for (let n = 0; n < block.count; n++) {
-          const index = block.first + n;
+        let place = block.top * wide + block.left, column = 0;
+        for (let index = block.first, end = index + block.count; index < end; index++) {
           const color = palette[values[index] + (hits && !hits[index] ? 256 : 0)];
-          const x = block.left + n % block.across * cell, y = block.top + Math.floor(n / block.across) * down;
-          for (let row = y * wide + x, end = row + tall * wide; row < end; row += wide) pixels.fill(color, row, row + side);
+          for (let row = place, last = place + tall * wide; row < last; row += wide) {
+            for (let pixel = row; pixel < row + side; pixel++) pixels[pixel] = color;
+          }
+          column++;
+          place += cell;
+          if (column === block.across) {
+            place += down * wide - column * cell;
+            column = 0;
+          }
         }
       }
       context.putImageData(image, 0, 0);
@@ -196,7 +205,7 @@
 
     describe() {
       const {map, values} = this, counts = new Uint32Array(256);
-      for (const code of values) counts[code]++;
+      for (let n = 0; n < values.length; n++) counts[values[n]]++;
       const key = (color, text) => {
         const made = Object.assign(document.createElement("span"), {className: "key", textContent: text});
         made.style.setProperty("--key", color);

@@ -27,7 +27,7 @@ from muster.app import domain, home, identities, service_manager
 from muster.app import settings as app_settings
 from muster.app.components import component, factories, management
 from muster.app.machines import follower, growth
-from muster.app.supervisor import component_config, component_process, endpoints, worker
+from muster.app.supervisor import component_config, component_process, endpoints, machine_alerts, worker
 from muster.bus import api, leases
 from muster.bus.client import credential_source
 from muster.bus.direct import bus as direct_bus
@@ -684,6 +684,21 @@ async def test_a_failure_of_each_loop_of_machines_is_counted_shown_and_followed_
         await fail_each(started)
     finally:
         await supervisor.close()
+    covered.update(started)
+
+
+async def test_a_failure_of_the_loop_of_alerts_is_counted_shown_and_followed_by_a_restart(
+    monkeypatch, started
+):
+    """With a loop that waits: `tests/manage/test_targets.py` has the real one."""
+
+    async def wait(_: object) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(machine_alerts.MachineAlerts, "follow", wait)
+    async with contextlib.AsyncExitStack() as stack:
+        await worker.follow_alerts(stack, mock.Mock())
+        await fail_each(started)
     covered.update(started)
 
 

@@ -44,7 +44,7 @@ MAY: dict[roles.Role, set[str]] = {
     | MANAGE
     | CONNECTED
     | {"write manage's leases", "write the registry's records", "read the registry's records"}
-    | {"receive the registry's records"},
+    | {"receive the registry's records", "consume alerts"},
     R.BOOTSTRAP: SPEAKS
     | SERVICE
     | MANAGE

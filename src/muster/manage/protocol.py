@@ -59,6 +59,7 @@ ENROLMENT_READS, ENROLMENT_SET = ("enrolments", "enrolment"), "enrolment-set"
 SENSOR = "sensor"  # the fact of an agent that names the identity of the sensor of its machine
 HELLO_S = 30.0  # interval at which agents announce themselves
 INVENTORY_PAGE = 2_000  # resources in one announcement
+METRICS_MAX = 100  # of a machine, in one announcement
 
 #: An operation of resources with a log. It changes nothing: agents do not record it, nor wait for others.
 LOG_PAGE = "log-page"
@@ -284,6 +285,8 @@ class AgentHello(messages.WireMessage, frozen=True, kw_only=True, tag="agent-hel
     """``boot`` grows with each start; ``machine`` is constant and differs on a reinstalled machine.
     ``has_deadlines``: its resources are stopped when it cannot renew, as their `ReschedulePolicy` says.
 
+    ``metrics``: of the machine, now; for predicates, and not stored.
+
     ``hosted``: a page of the resources that exist on the machine, in the order of their names: those after
     ``after`` and up to ``until``; empty means from the first and to the last. None: not reported.
     """
@@ -298,6 +301,9 @@ class AgentHello(messages.WireMessage, frozen=True, kw_only=True, tag="agent-hel
     after: messages.Text = ""
     until: messages.Text = ""
     has_deadlines: bool = False
+    metrics: Annotated[dict[messages.Name, float], msgspec.Meta(max_length=METRICS_MAX)] = msgspec.field(
+        default_factory=dict
+    )
 
 
 class HelloResult(msgspec.Struct, frozen=True, kw_only=True):

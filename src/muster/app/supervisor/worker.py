@@ -12,7 +12,7 @@ import gc
 import pathlib
 import signal
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import msgspec
@@ -20,6 +20,7 @@ import msgspec
 from muster.app import certificates as app_certificates
 from muster.app import identities, log_files
 from muster.app.brokers import addresses
+from muster.app.supervisor import machine_alerts
 from muster.bus import api, leases
 from muster.bus.brokers import config
 from muster.bus.client import client
@@ -41,6 +42,7 @@ from muster.manage.adapters import base
 from muster.manage.agent import agent, deadlines
 from muster.manage.manager import manager
 from muster.manage.registry import endpoint, registry_log
+from muster.monitor.sensor import host_metrics
 from muster.supervision import tasks
 from muster.trust import certificates, credentials, identity_roles, jwt, keyring, peer_admission
 from muster.trust.permissions import roles
@@ -106,6 +108,16 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     pages: str = ""  # the folder for the address of its health pages
 
 
+async def follow_alerts(
+    stack: contextlib.AsyncExitStack, bus: api.Bus
+) -> Callable[[], Mapping[str, Collection[str]]]:
+    """The rules whose alerts about machines have not ended, by machine."""
+    followed, supervisor = machine_alerts.MachineAlerts(bus), tasks.TaskSupervisor("alerts of machines")
+    supervisor.loop("alerts", followed.follow)
+    stack.push_async_callback(supervisor.close)
+    return lambda: followed.rules
+
+
 async def connect(task: WorkerConfig, measure: metrics.Metrics) -> api.Bus:
     creds = await asyncio.to_thread(credentials.Credentials.load, pathlib.Path(task.creds))
     tls = await asyncio.to_thread(ssl.create_default_context, cafile=task.ca) if task.ca else None
@@ -140,6 +152,7 @@ async def run(task: WorkerConfig, stop: asyncio.Event, ready: Callable[[], None]
                     max_bytes=task.registry_bytes,
                     open_key=lambda: keyring.Keyring.open(pathlib.Path(task.keys)).key_of_secrets(),
                     measure=measure,
+                    alerts=await follow_alerts(stack, bus),
                 )
             case "manager":
                 direct = direct_bus.DirectBus(bus, bus.identity, agent_routes.agent_of)
@@ -158,6 +171,7 @@ async def run(task: WorkerConfig, stop: asyncio.Event, ready: Callable[[], None]
                     keep_peer=await connect_directly(stack, direct, bus),
                     measure=measure,
                     guard=deadlines.WatchdogProcess(pathlib.Path(task.folder)),
+                    sample=host_metrics.HostMetrics().sample,
                     sensor=task.sensor,
                 )
             case "information-node":

@@ -122,6 +122,7 @@ async def _run(
     from muster.core.telemetry import metrics
     from muster.manage import agent_routes
     from muster.manage.agent import agent, deadlines
+    from muster.monitor.sensor import host_metrics
     from muster.supervision import tasks
 
     if token is not None:
@@ -160,6 +161,7 @@ async def _run(
             keep_peer=keep_peer,
             measure=measure,
             guard=deadlines.WatchdogProcess(folder / "resources"),
+            sample=host_metrics.HostMetrics().sample,
         )
         async with running:
             invocation.printer.item(

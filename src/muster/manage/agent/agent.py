@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import os
 import pathlib
 import platform
@@ -85,9 +86,11 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
         guard: deadlines.ResourceWatchdog | None = None,
         sensor: str = "",
         elapsed_s: Callable[[], float] = watchdog.elapsed_s,
+        sample: Callable[[], Mapping[str, float]] | None = None,
     ) -> None:
         """``keep_peer`` is called with the address of a manager that accepts direct connections. Without a
-        ``guard``, none of its resources may move. ``sensor``: the identity of the sensor of its machine."""
+        ``guard``, none of its resources may move. ``sensor``: the identity of the sensor of its machine.
+        ``sample``: measures the machine, and may block."""
         super().__init__(name or bus.identity, folder, adapters)
         self.broker_access = broker_access
         self._bus = bus
@@ -95,6 +98,7 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
         self._labels = dict(labels or {})
         self._beat_s = beat_s
         self._machine = machine
+        self._sample = sample
         self._sensor = sensor
         self._keep_peer = keep_peer
         self._clock = clock
@@ -196,11 +200,22 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
             after=after,
             until=until,
             has_deadlines=self.deadlines.is_enforced,
+            metrics=await self._measure(),
         )
         answer = await client.exchange_once(
             self._bus, protocol.hello(self.name), messages.encode(hello), timeout_s=HELLO_TIMEOUT_S
         )
         return msgspec.convert(client.result_of(answer.data), protocol.HelloResult)
+
+    async def _measure(self) -> dict[str, float]:
+        if self._sample is None:
+            return {}
+        try:
+            measured = await asyncio.to_thread(self._sample)
+        except OSError as error:
+            events.warning("not-measured", error=error)
+            return {}
+        return dict(itertools.islice(measured.items(), protocol.METRICS_MAX))
 
     # Stop deadlines
 

@@ -14,7 +14,7 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -68,6 +68,7 @@ class RegistryEndpoint(lifecycle.ServiceContext):
         open_key: secret_store.OpenKey | None = None,
         clock: Callable[[], float] = time.time,
         measure: metrics.Metrics | None = None,
+        alerts: Callable[[], Mapping[str, Collection[str]]] = dict,
     ) -> None:
         """``max_bytes``: the budget of the log. ``open_key`` reads the key of the secrets; without it, no
         secrets are stored."""
@@ -84,6 +85,7 @@ class RegistryEndpoint(lifecycle.ServiceContext):
         self._replicas = replicas
         self._open_key = open_key
         self.clock = clock
+        self._alerts = alerts
         self._lease: leases.Lease | None = None
         self._leases: leases.Leases | None = None
         self._opened = contextlib.AsyncExitStack()
@@ -160,7 +162,9 @@ class RegistryEndpoint(lifecycle.ServiceContext):
         fleet = self.log.fleet
         fleet.begin_term(term, secrets.randbits(48))
         self.processor = fleet
-        self.presence = views.AgentPresence(asyncio.get_running_loop().time())
+        now = asyncio.get_running_loop().time
+        self.presence = views.AgentPresence(now())
+        fleet.machines = views.MachineStates(fleet, self.presence, self._alerts, now)
         self._handlers = handlers.RegistryHandlers(self, self._open_key)
         self._audit = request_audit.RequestAudit(
             self._bus,
@@ -440,6 +444,7 @@ class RegistryEndpoint(lifecycle.ServiceContext):
             if changes:
                 await self.commit(changes)
             epoch = acting.epoch
+            self.presence.metrics[name] = hello.metrics
             if is_renewed:
                 self.presence.announced(name, asyncio.get_running_loop().time())
         for orphan in new_orphans:

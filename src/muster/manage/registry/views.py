@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import bisect
 import collections
+import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -25,13 +26,19 @@ ABSENT_S = 2.5 * protocol.HELLO_S  # without an announcement, an agent without r
 SUMMARY_MAX = 200  # groups, types and managers in one reply: those with the most resources
 
 
-def attributes(state: assignments.AssignmentProcessor, name: str) -> dict[str, Any]:
-    """Labels of the resource, facts and labels of its machine, and its own fields."""
+def attributes(
+    state: assignments.AssignmentProcessor,
+    name: str,
+    machine: Callable[[str], Mapping[str, Any]] = lambda agent: {},
+) -> dict[str, Any]:
+    """Labels of the resource, facts and labels of its machine, and its own fields. ``machine``: what is known
+    of an agent's machine now."""
     spec = state.resources[name].spec
     agent = state.agents.get(spec.agent)
     owner = state.owners.get(name)
     of_agent = agent_attributes(spec.agent, agent) if agent else {}
     return {
+        **machine(spec.agent),
         **of_agent,
         **spec.labels,
         "name": name,
@@ -47,11 +54,12 @@ def selected_attributes(
     state: assignments.AssignmentProcessor, name: str, keys: Iterable[str]
 ) -> dict[str, Any]:
     """Those of the attributes that the resource has; empty if it does not exist."""
-    values = attributes(state, name) if name in state.resources else {}
+    machine = functools.partial(state.machines.attributes, keys={*keys})
+    values = attributes(state, name, machine) if name in state.resources else {}
     return {key: values[key] for key in keys if key in values}
 
 
-FIELDS = ("name", "type", "group", "agent", "state", "manager", "zone")
+FIELDS = ("name", "type", "group", "agent", "state", "manager", "zone", *assignments.MACHINE_FIELDS)
 
 
 def condition(
@@ -69,6 +77,7 @@ def condition(
     known = {*FIELDS, *fields}
     for agent in state.agents.values():
         known |= {*agent.labels, *agent.facts}
+    known.update(state.machines.metric_names)
     for resource in state.resources.values():
         known |= resource.spec.labels.keys()
     for key, name in unknown.items():
@@ -98,8 +107,10 @@ def select(
     if not where:
         return behind
     # The attribute names are checked with the first page only, because that visits every resource.
-    matches = python.compile(parser.parse(where) if after else condition(state, where))
-    return (name for name in behind if matches(attributes(state, name).get))
+    parsed = parser.parse(where) if after else condition(state, where)
+    matches, keys = python.compile(parsed), {name.key for name in ast.names(parsed)}
+    machine = functools.cache(functools.partial(state.machines.attributes, keys=keys))
+    return (name for name in behind if matches(attributes(state, name, machine).get))
 
 
 def resource_row(state: assignments.AssignmentProcessor, name: str) -> rows.ResourceRow:
@@ -195,8 +206,8 @@ def agent_state(
 
 
 class AgentPresence:
-    """When agents last announced themselves to this registry, which is active since ``since``, and what they
-    reported to host.
+    """When agents last announced themselves to this registry, which is active since ``since``, what they
+    reported to host, and their last metrics.
 
     Not stored: a registry that takes over knows an agent after its next announcement.
     """
@@ -204,6 +215,7 @@ class AgentPresence:
     def __init__(self, since: float) -> None:
         self.since = since
         self.inventories = inventory.AgentInventories()
+        self.metrics: dict[str, Mapping[str, float]] = {}
         self._announced_at: dict[str, float] = {}
 
     def announced(self, name: str, now: float) -> None:
@@ -215,6 +227,7 @@ class AgentPresence:
 
     def forget(self, name: str) -> None:
         self._announced_at.pop(name, None)
+        self.metrics.pop(name, None)
         self.inventories.forget(name)
 
     def state(self, name: str, now: float) -> str:
@@ -222,6 +235,39 @@ class AgentPresence:
         if now - max(self.since, at or self.since) > ABSENT_S:
             return "down"
         return "unknown" if at is None else "up"
+
+
+class MachineStates:
+    """What is known of machines now, as `assignments.MachineView`. ``alerts`` returns the rules whose alerts
+    about machines have not ended, by machine."""
+
+    def __init__(
+        self,
+        state: assignments.AssignmentProcessor,
+        presence: AgentPresence,
+        alerts: Callable[[], Mapping[str, Collection[str]]],
+        now: Callable[[], float],
+    ) -> None:
+        self._state = state
+        self._presence = presence
+        self._alerts = alerts
+        self._now = now
+
+    @property
+    def metric_names(self) -> set[str]:
+        return {name for metrics in list(self._presence.metrics.values()) for name in metrics}
+
+    def attributes(self, agent: str, keys: Collection[str]) -> Mapping[str, Any]:
+        found: dict[str, Any] = dict(self._presence.metrics.get(agent, {}))
+        if "machine_state" in keys:
+            hosted = tuple(self._state.hosted(agent))
+            found["machine_state"] = agent_state(self._state, self._presence, agent, hosted, self._now())
+        if not {"alerts", "alert_count"}.isdisjoint(keys):
+            known = self._state.agents.get(agent)
+            sensor = known.facts.get(protocol.SENSOR, agent) if known is not None else agent
+            rules = sorted(self._alerts().get(str(sensor), ()))
+            found |= {"alerts": ",".join(rules), "alert_count": len(rules)}
+        return found
 
 
 def agents(

@@ -154,6 +154,7 @@ DUTIES = {
         "stores the system state",
         serves=("manage",),
         streams=("registry",),
+        reads=("alerts",),
         leases=("manage",),
     ),
     Role.BOOTSTRAP: RolePermissions(

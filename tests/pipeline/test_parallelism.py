@@ -10,7 +10,7 @@ import pytest
 from muster.bus.client import client
 from muster.core import errors
 from muster.pipeline import client as pipeline_client
-from muster.pipeline import settings
+from muster.pipeline import cost_fit, protocol, settings
 from muster.pipeline.history import tables
 from muster.pipeline.job import service
 from muster.pipeline.source import session
@@ -126,6 +126,21 @@ async def test_a_small_fleet_has_one_shard_until_it_grows(broker, spark, tmp_pat
     rows = [(row["machine"], row["sequence"]) for row in test_history.read(root)]
     assert len(set(rows)) == 4 * MACHINES
     assert len(rows) == 2 * 4 * MACHINES, "each with its repeated message"
+
+
+def test_a_fleet_fits_one_core_by_its_last_batches_or_because_it_is_new(tmp_path):
+    def fits(*rows: int, is_new: bool = False) -> bool:
+        folder = tmp_path / "-".join(map(str, (*rows, is_new)))
+        for count in rows:
+            folder.mkdir(exist_ok=True)
+            cost_fit.append_sample(folder / cost_fit.PROGRESS_NAME, protocol.BatchProgress(rows=count))
+        running = types.SimpleNamespace(_batches=[], _folder=folder)
+        return service.PipelineService._fits_one_core(running, is_new=is_new)  # type: ignore[arg-type]
+
+    assert fits(is_new=True)
+    assert not fits(), "a driver that takes over on another machine does not know the fleet"
+    assert fits(100, 20_000)
+    assert not fits(20_001, 0), "the last batch before a stop may be small"
 
 
 def test_defaults_follow_the_cores_of_the_cluster():

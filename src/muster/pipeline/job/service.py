@@ -428,7 +428,7 @@ class PipelineService:
             for offsets in (term.after, term.until)
         )
         plan = dataclasses.replace(
-            self._plan(self._committer.rules, self._divide(spark)),
+            self._plan(self._committer.rules, self._divide(spark, is_new=term.first == 0)),
             run=self._continuation.label.run,
             checkpoint=driver_terms.spark_folder(self._checkpoint, term.epoch),
             epoch=term.epoch,
@@ -448,20 +448,24 @@ class PipelineService:
         self._committed.set()
         self._wake.set()
 
-    def _divide(self, spark: SparkSession) -> tuple[int, int, int]:
-        """Shards, partitions and splits: fixed for the term."""
+    def _divide(self, spark: SparkSession, *, is_new: bool = False) -> tuple[int, int, int]:
+        """Shards, partitions and splits: fixed for the term. ``is_new``: nothing was read yet."""
         session.activate(spark)
         if self._parallelism is None:
-            self._is_small = self._last_reports() <= SMALL_REPORTS and session.is_local(self._settings.master)
-            self._parallelism = self._settings.parallelism(1 if self._is_small else session.cores(spark))
-            self._is_small &= self._parallelism != self._settings.parallelism(session.cores(spark))
+            full = self._settings.parallelism(session.cores(spark))
+            self._parallelism = full
+            if session.is_local(self._settings.master) and self._fits_one_core(is_new=is_new):
+                self._parallelism = self._settings.parallelism(1)
+            self._is_small = self._parallelism != full
         return self._parallelism
 
-    def _last_reports(self) -> int:
-        """In the largest of the last batches, of this process or an earlier one. A new pipeline begins as a
-        small one."""
+    def _fits_one_core(self, *, is_new: bool) -> bool:
+        """By the last batches, of this process or an earlier one here. A new pipeline begins as a small one;
+        a driver that takes over from another machine does not know the fleet."""
         batches = list(self._batches) or cost_fit.read(self._folder / cost_fit.PROGRESS_NAME)
-        return max((batch.rows for batch in batches[-BATCHES_COMPARED:]), default=0)
+        if not batches:
+            return is_new
+        return max(batch.rows for batch in batches[-BATCHES_COMPARED:]) <= SMALL_REPORTS
 
     def _plan(
         self, known: Sequence[rules.AlertRule], parallelism: tuple[int, int, int]

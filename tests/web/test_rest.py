@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import http.client
 import itertools
@@ -775,3 +776,32 @@ def test_an_ambiguous_request_ends_the_connection(lab, start):
             answer += piece
     assert answer.startswith(b"HTTP/1.1 400")
     assert answer.count(b"HTTP/1.1 ") == 1
+
+
+def test_charts_the_map_and_the_search_are_rest_too(lab, vera):
+    wait_until(lambda: vera.get("/reports/nodes").json()["items"])
+    for kind, metric, name in (
+        ("fleet", "cpu_percent", ""),
+        ("group", "cpu_percent", "default"),
+        ("zone", "memory_percent", "default"),
+        ("machine", "load_1m", "sensor"),
+        ("domain", "age", ""),
+        ("broker", "messages", "lab-1"),
+        ("channel", "reports", "channel"),
+        ("queue", "depth", "none"),
+        ("pipeline", "batch_s", ""),
+    ):
+        chart = vera.get(f"/charts/{kind}", params={"metric": metric, "name": name}).json()
+        assert all(len(line["values"]) == len(chart["at_ms"]) for line in chart["lines"]), (kind, chart)
+    chart = vera.get("/charts/machine", params={"metric": "cpu_percent", "name": "sensor"}).json()
+    assert (chart["unit"], [line["name"] for line in chart["lines"]]) == (" %", ["cpu_percent"])
+    assert vera.get("/charts/domain", params={"metric": "none"}).status_code == 404
+    assert vera.get("/charts/planet", params={"metric": "cpu_percent"}).status_code == 400
+    first = vera.get("/reports/map", params={"metric": "cpu_percent"}).json()
+    assert first["names"].split("\n") == ["sensor"]
+    assert len(base64.b64decode(first["values"])) == first["machines"] == 1
+    again = vera.get("/reports/map", params={"layout": first["layout"]}).json()
+    assert (again["names"], again["blocks"], again["states"]) == (None, None, ["up"])
+    found = {(row["kind"], row["name"]) for row in vera.get("/find", params={"q": "SENS"}).json()["items"]}
+    assert ("machine", "sensor") in found
+    assert "broker lab-1" in {part["id"] for part in vera.get("/topology").json()["parts"]}

@@ -134,67 +134,6 @@ def on_a_terminal(shell: Shell, *words: str) -> str:
     return seen.decode("utf-8", "replace")
 
 
-def run_inside(shell: Shell, tmp_path: Path) -> None:
-    script = "read word; echo got $word; echo bad >&2; exit 3"
-    command = driver.command_line("exec", "web-1", "--", "sh", "-c", script)
-    options: Any = {"env": driver.environment(shell.home), "capture_output": True, "text": True}
-    done = subprocess.run(command, input="one\n", timeout=WAIT_S, check=False, **options)
-    assert (done.stdout, done.stderr, done.returncode) == ("got one\n", "bad\n", 3)
-    (tmp_path / "input").write_text("file\n")
-    with (tmp_path / "input").open() as file:
-        done = subprocess.run([*command[:-3], "cat"], stdin=file, timeout=WAIT_S, check=False, **options)
-    assert (done.stdout, done.returncode) == ("file\n", 0)
-    command = driver.command_line("-o", "json", "exec", "web-1", "--", "sh", "-c", "echo a; kill $$")
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, timeout=WAIT_S, check=False, **options)
-    assert [json.loads(line) for line in done.stdout.splitlines()] == [{"output": "a\n"}, {"exit_code": -15}]
-    assert done.returncode == 128 + 15
-    for words in (("web-1", "web-2", "--", "ls"), ("web-1", "--"), ("web-1", "--where", "1 = 1", "--", "ls")):
-        assert "a command runs in one resource" in driver.quick("exec", *words, home=shell.home).err
-
-    # The keys, Ctrl-C and the size of a terminal, which is as before at the end.
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (30, 120))
-    before = termios.tcgetattr(theirs)
-    running = subprocess.Popen(
-        driver.command_line("exec", "web-1", "--", "sh"),
-        env=driver.environment(shell.home, TERM="xterm", PS1="> "),
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-    )
-    seen = b""
-
-    def shows(text: bytes) -> bool:
-        nonlocal seen
-        if select.select([ours], [], [], 0.2)[0]:
-            seen += os.read(ours, 65536)
-        return text in seen
-
-    try:
-        for typed, shown in (
-            (b"stty size\n", b"30 120"),
-            (b"sleep 1000; echo code $?\n", b"sleep 1000"),
-            (b"\x03", b"^C"),
-            (b"echo $TERM $((6 * 7))\n", b"xterm 42"),
-        ):
-            os.write(ours, typed)
-            shell.until(functools.partial(shows, shown))
-        termios.tcsetwinsize(theirs, (31, 121))
-        running.send_signal(signal.SIGWINCH)
-        shell.until(lambda: os.write(ours, b"stty size\n") and shows(b"31 121"))
-        os.write(ours, b"exit 7\n")
-        assert running.wait(WAIT_S) == 7
-        assert termios.tcgetattr(theirs) == before
-    finally:
-        running.kill()
-        running.wait()
-        os.close(ours)
-        os.close(theirs)
-    recorded = [row for row in rows(shell("activity")) if row["what"] == "shell"]
-    assert {row["why"] for row in recorded} >= {"admin runs sh", "exit code 7"}
-
-
 def measured(shell: Shell, name: str, *values: str) -> float | None:
     """A metric with these values of its labels, as Prometheus gets it from the one page of the machine."""
     with urllib.request.urlopen(f"{shell('status')['health']}/metrics/machine") as page:
@@ -356,9 +295,6 @@ def test_a_users_day(shell: Shell, tmp_path: Path) -> None:
     assert "web-2" in drawn
     assert "sh -c" not in drawn
 
-    # A command inside a resource: without a terminal, as JSON, and on one.
-    run_inside(shell, tmp_path)
-
     # Draining.
     shell("drain", "web-2")
     shell.until(lambda: shell.state("web-2") == "down")
@@ -416,6 +352,70 @@ def test_a_users_day(shell: Shell, tmp_path: Path) -> None:
     deleted = driver.quick("delete", "-f", "-", "--wait", "60s", home=shell.home, stdin=MANIFEST)
     assert deleted.code == 0, deleted.err
     assert not shell("get")
+
+
+def test_commands_run_inside_a_resource(shell: Shell, tmp_path: Path) -> None:
+    """From a pipe and a file, as JSON, and on a terminal."""
+    applied = driver.quick("apply", "-f", "-", "--wait", "60s", home=shell.home, stdin=MANIFEST)
+    assert applied.code == 0, applied.err
+    script = "read word; echo got $word; echo bad >&2; exit 3"
+    command = driver.command_line("exec", "web-1", "--", "sh", "-c", script)
+    options: Any = {"env": driver.environment(shell.home), "capture_output": True, "text": True}
+    (tmp_path / "input").write_text("one\n")
+    with (tmp_path / "input").open() as file:
+        done = subprocess.run(command, stdin=file, timeout=WAIT_S, check=False, **options)
+    assert (done.stdout, done.stderr, done.returncode) == ("got one\n", "bad\n", 3)
+    command = driver.command_line("-o", "json", "exec", "web-1", "--", "sh", "-c", "cat; kill $$")
+    done = subprocess.run(command, input="a\n", timeout=WAIT_S, check=False, **options)
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [{"output": "a\n"}, {"exit_code": -15}]
+    assert done.returncode == 128 + 15
+    for words in (("web-1", "web-2", "--", "ls"), ("web-1", "--"), ("web-1", "--where", "1 = 1", "--", "ls")):
+        assert "a command runs in one resource" in driver.quick("exec", *words, home=shell.home).err
+
+    # The keys, Ctrl-C and the size of a terminal, which is as before at the end.
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (30, 120))
+    before = termios.tcgetattr(theirs)
+    running = subprocess.Popen(
+        driver.command_line("exec", "web-1", "--", "sh"),
+        env=driver.environment(shell.home, TERM="xterm", PS1="> "),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    seen = b""
+
+    def shows(text: bytes) -> bool:
+        nonlocal seen
+        if select.select([ours], [], [], 0.2)[0]:
+            seen += os.read(ours, 65536)
+        return text in seen
+
+    try:
+        for typed, shown in (
+            (b"stty size\n", b"30 120"),
+            (b"sleep 1000; echo code $?\n", b"sleep 1000"),
+            (b"\x03", b"^C"),
+            (b"echo $TERM $((6 * 7))\n", b"xterm 42"),
+        ):
+            os.write(ours, typed)
+            shell.until(functools.partial(shows, shown))
+        termios.tcsetwinsize(theirs, (31, 121))
+        running.send_signal(signal.SIGWINCH)
+        shell.until(lambda: os.write(ours, b"stty size\n") and shows(b"31 121"))
+        os.write(ours, b"exit 7\n")
+        assert running.wait(WAIT_S) == 7
+        assert termios.tcgetattr(theirs) == before
+    finally:
+        running.kill()
+        running.wait()
+        os.close(ours)
+        os.close(theirs)
+    recorded = [row for row in rows(shell("activity")) if row["what"] == "shell"]
+    assert {row["why"] for row in recorded} >= {"admin runs sh", "exit code 7"}
+    deleted = driver.quick("delete", "-f", "-", "--wait", "60s", home=shell.home, stdin=MANIFEST)
+    assert deleted.code == 0, deleted.err
 
 
 def test_a_machine_joins_with_a_token_and_hosts(shell: Shell, tmp_path: Path) -> None:

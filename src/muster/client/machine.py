@@ -64,7 +64,7 @@ async def describe(bus: api.Bus, name: str) -> MachineDescription:
         )
     pipeline = pipeline_client.PipelineClient(bus)
     alerts = await part(pipeline.alerts(), []) if await part(pipeline.has_alerts(), False) else []
-    found = await part(queries.list_receivers(bus, prefix=f"{name}/", limit=RECEIVERS_MAX), None)
+    receivers = await part(queries.list_receivers(bus, prefix=f"{name}/", limit=RECEIVERS_MAX), None)
     return MachineDescription(
         name=name,
         agent=agent,
@@ -73,7 +73,7 @@ async def describe(bus: api.Bus, name: str) -> MachineDescription:
         alerts=[
             alert for alert in alerts if alert.about.partition(":")[2].partition("/")[0] in (name, sensor)
         ],
-        receivers=list(found.receivers) if found is not None else [],
+        receivers=list(receivers.receivers) if receivers is not None else [],
         notes=notes,
     )
 

@@ -207,8 +207,8 @@ def merge_pages(pages: Mapping[str, str]) -> str:
         name, label, is_first = "", f'process="{process}"', False
         for line in page.splitlines():
             if line.startswith("#"):
-                if (found := line.split(" ", 3)[2:3]) != [name]:
-                    name = found[0] if found else ""
+                if (named := line.split(" ", 3)[2:3]) != [name]:
+                    name = named[0] if named else ""
                     is_first = name not in heads
                 if is_first:
                     heads.setdefault(name, []).append(line)
@@ -219,5 +219,5 @@ def merge_pages(pages: Mapping[str, str]) -> str:
                     rest = f"}} {rest}"
                 comma = "" if rest.startswith("}") else ","
                 samples.setdefault(name, []).append(f"{head}{{{label}{comma}{rest}")
-    lines = [line for name, found in samples.items() for line in (*heads.get(name, ()), *found)]
+    lines = [line for name, rows in samples.items() for line in (*heads.get(name, ()), *rows)]
     return "".join(f"{line}\n" for line in lines)

@@ -144,14 +144,14 @@ async def merged_logs(
         stream = client.ManageClient(bus).log_lines(
             *names, where=where, lines=lines, since_s=since_s, note=notes.append
         )
-        found: list[rows.LogLine] = []
+        merged: list[rows.LogLine] = []
         async with contextlib.aclosing(stream):
             async for line in stream:
-                if len(found) == MERGED_MAX:
+                if len(merged) == MERGED_MAX:
                     notes.append(f"only the first {MERGED_MAX} lines are here: ask for fewer of each")
                     break
-                found.append(line)
-        return rows.MergedLog(lines=found, notes=notes)
+                merged.append(line)
+        return rows.MergedLog(lines=merged, notes=notes)
 
     return await call.run("logs", where or ", ".join(names), act, touches="manage")
 

@@ -457,7 +457,7 @@ class ContainerAdapter(base.Adapter):
 
     # Its log
 
-    async def _entries(self, cursor: str = "") -> tuple[str, list[log_pages.LogEntry]]:
+    async def _entries(self, cursor: str = "") -> tuple[str, list[log_pages.ContainerLogLine]]:
         """The id of the container, and the lines since the second of the cursor."""
         known = await self._inspect(self._require())
         if known is None:

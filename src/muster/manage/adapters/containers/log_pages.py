@@ -30,7 +30,7 @@ class LogPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class LogEntry:
+class ContainerLogLine:
     place: LogPlace  # behind it
     text: str
 
@@ -41,7 +41,7 @@ def place_in(cursor: str, container: str) -> LogPlace | None:
     return LogPlace(int(match[2]), int(match[3])) if match and match[1] == container[:12] else None
 
 
-def entries(data: bytes) -> list[LogEntry]:
+def entries(data: bytes) -> list[ContainerLogLine]:
     """The lines in what an engine returns with ``timestamps=1``, in the order of their seconds."""
     lines: list[tuple[int, str]] = []
     for frame in engine.frames(data):
@@ -51,16 +51,16 @@ def entries(data: bytes) -> list[LogEntry]:
         except ValueError:
             continue
     lines.sort(key=lambda line: line[0])
-    result: list[LogEntry] = []
+    result: list[ContainerLogLine] = []
     place = LogPlace()
     for second, text in lines:
         place = LogPlace(second, place.number + 1 if second == place.second else 1)
-        result.append(LogEntry(place, text))
+        result.append(ContainerLogLine(place, text))
     return result
 
 
 def page(
-    container: str, known: Sequence[LogEntry], query: protocol.LogQuery, now_s: float
+    container: str, known: Sequence[ContainerLogLine], query: protocol.LogQuery, now_s: float
 ) -> protocol.LogPage:
     """What the query selects of the known lines: those since the second of its cursor, at least."""
     begin, until = place_in(query.cursor, container), place_in(query.until, container)
@@ -92,16 +92,16 @@ def _cursor(container: str, place: LogPlace) -> str:
     return f"{container[:12]}:{place.second}:{place.number}"
 
 
-def _fitting(selected: Iterable[LogEntry], bytes_max: int) -> list[LogEntry]:
+def _fitting(selected: Iterable[ContainerLogLine], bytes_max: int) -> list[ContainerLogLine]:
     """As many of the first as fit, but at least one, which is cut if necessary."""
-    kept: list[LogEntry] = []
+    kept: list[ContainerLogLine] = []
     left = bytes_max
     for entry in selected:
         size = len(msgspec.json.encode(entry.text))
         if size > left and kept:
             break
         if size > bytes_max:
-            entry = LogEntry(entry.place, entry.text[: bytes_max // 8] + " …\n")
+            entry = ContainerLogLine(entry.place, entry.text[: bytes_max // 8] + " …\n")
         kept.append(entry)
         left -= size
     return kept

@@ -9,12 +9,11 @@ import pathlib
 import msgspec
 
 from benchmarks import harness, inform_worlds, measure
-from muster.bus import api
 from muster.bus.client import client
 from muster.inform import protocol
 from muster.inform.node.log import context_log
 
-BATCH = 500
+BATCH = 250
 FIRST_START_S_MAX = 500
 
 
@@ -22,11 +21,11 @@ async def rows(url: str, folder: pathlib.Path, contexts: int, memory_bytes: int)
     async with await client.connect((url,), identity="filler") as bus:
         with contextlib.suppress(Exception):
             await bus.delete_stream(protocol.STREAM)
-        await context_log.ContextLog.open(bus, max_bytes=4 << 30)
-        stream = await bus.open_stream(protocol.STREAM)
-        for first in range(0, contexts, BATCH):
+        stream = await context_log.open_stream(bus, max_bytes=4 << 30)
+        for sequence, first in enumerate(range(0, contexts, BATCH)):
             numbers = range(first, min(first + BATCH, contexts))
-            await stream.publish_batch([_written(number) for number in numbers], timeout_s=60.0)
+            page = protocol.ContextPage(sequence, [_written(number) for number in numbers])
+            await stream.publish(protocol.page_subject("big"), protocol.encode(page), timeout_s=60.0)
     inform_worlds.make(folder)
     chosen = inform_worlds.inform_settings(memory_bytes=memory_bytes, tombstone_s=1e9)
     encoded = msgspec.json.encode(chosen).decode()
@@ -59,14 +58,13 @@ async def rows(url: str, folder: pathlib.Path, contexts: int, memory_bytes: int)
     ]
 
 
-def _written(number: int) -> api.OutgoingMessage:
+def _written(number: int) -> protocol.ContextRecord:
     key = f"many/{number:07}"
     stamp = (1_700_000_000_000 + number) << 16
     request = f"{number:032x}"  # as a client's would be
-    record = protocol.ContextRecord(
+    return protocol.ContextRecord(
         key, ("big",), stamp, "big", inform_worlds.VALUE, writer="filler", request=request
     )
-    return api.OutgoingMessage(protocol.log_subject(key), protocol.encode(record))
 
 
 def _size(folder: pathlib.Path) -> int:

@@ -130,7 +130,7 @@ async def test_what_a_leader_that_is_cut_off_answers_is_not_believed(tmp_path):
         operator = await connect("a", "operator")
         while True:
             with contextlib.suppress(errors.MusterError):  # until all three have joined
-                await context_log.ContextLog.open(operator, replicas=3)
+                await context_log.open_stream(operator, replicas=3)
                 break
             await asyncio.sleep(0.1)  # pace
         info = await operator.storage.call(f"STREAM.INFO.{protocol.STREAM}")

@@ -318,7 +318,7 @@ def test_any_text_is_a_key_or_refused_and_its_subject_is_one(key):
         protocol.check_key(key)
     except errors.InvalidInput:
         return
-    subject = protocol.log_subject(key)
+    subject = protocol.former_subject(key)
     assert subject.split(".")[:4] == ["muster", "inform", "log", "context"]
     assert len(subject.split(".")) == 6
 

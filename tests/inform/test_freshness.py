@@ -14,7 +14,6 @@ from muster.core import errors
 from muster.inform import client, protocol
 from muster.inform import settings as settings_
 from muster.inform.node import node as node_node
-from muster.inform.node import primary as node_primary
 from muster.inform.node import shared_rounds
 from muster.testing.eventually import eventually
 
@@ -227,18 +226,18 @@ class Pair(NamedTuple):
     version: int
 
     async def reasons(self) -> list[str]:
-        return [entry.record.reason async for entry in self.p.state.log.entries("k")]
+        return [entry.record.reason for entry in await self.q.state.versions("k")]
 
 
 @pytest.fixture
 async def ending(simulated_network) -> AsyncIterator[Pair]:
     """A lease ends in two seconds."""
     net = simulated_network
-    both = msgspec.structs.replace(ALONE, replicas=2, timeout_s=1.0)
+    both = msgspec.structs.replace(ALONE, replicas=2)
     p, q = [await node_node.start(await net.connect(name), settings=both, now_ns=net.now_ns) for name in "pq"]
     await eventually(lambda: bool(p.state.directory.nodes and q.state.directory.nodes))
     for node in (p, q):
-        node._loops[-2].cancel()
+        node._loops[-3].cancel()
     put = protocol.PutContext("k", b"v", lease_s=9.0, ack="replicated")
     written = await p.writer.write(put, "ann")
     replica = q.state.replicas.index["k"]
@@ -256,8 +255,13 @@ def _advance(monkeypatch: pytest.MonkeyPatch, node: node_node.InformationNode) -
     monkeypatch.setattr(node.state, "log_now_ns", lambda: now_ns() + EARLY_NS)
 
 
-async def test_no_write_on_a_version_succeeds_after_a_read_found_its_lease_over(ending: Pair, monkeypatch):
-    _advance(monkeypatch, ending.q)
+async def test_a_linearizable_read_finds_a_lease_over_only_if_its_primary_does(ending: Pair, monkeypatch):
+    with monkeypatch.context() as early:
+        _advance(early, ending.q)
+        assert (await ending.q.reader.get(protocol.GetContext("k", 0.0), "bob")).value == b"v"
+        assert await ending.reasons() == ["put"]
+    for node in (ending.p, ending.q):
+        _advance(monkeypatch, node)
     with pytest.raises(errors.NotFound):
         await ending.q.reader.get(protocol.GetContext("k", 0.0), "bob")
     with pytest.raises(errors.Conflict, match="has the version 0"):
@@ -286,23 +290,22 @@ async def test_no_read_finds_a_context_after_a_write_found_its_lease_over(
 async def test_a_renewal_before_the_recorded_end_of_a_lease_counts(ending: Pair, monkeypatch):
     """The reader has judged the lease as over when the primary renews it."""
     _advance(monkeypatch, ending.q)
-    end_lease = ending.q.primary._end_lease
+    request = ending.q.state.request
 
-    async def renewed_first(key: str, base: node_primary.KeyState) -> bool:
-        put = protocol.PutContext(key, b"2", lease_s=9.0, expected_version=ending.version)
+    async def renewed_first(node: str, kind: str, message: Any, result: type) -> Any:
+        put = protocol.PutContext("k", b"2", lease_s=9.0, expected_version=ending.version)
         await ending.p.writer.write(put, "ann")
-        return await end_lease(key, base)
+        return await request(node, kind, message, result)
 
-    monkeypatch.setattr(ending.q.primary, "_end_lease", renewed_first)
+    monkeypatch.setattr(ending.q.state, "request", renewed_first)
     assert (await ending.q.reader.get(protocol.GetContext("k", 0.0), "bob")).value == b"2"
     assert await ending.reasons() == ["put", "put"]
 
 
-async def test_a_lease_ends_without_its_primary_and_for_watchers(ending: Pair):
-    for task in ending.p._loops:
-        task.cancel()
+async def test_a_lease_ends_without_its_primary_and_for_watchers(ending: Pair, simulated_network):
+    simulated_network.unplug("p")
     watched = asyncio.ensure_future(
-        ending.q.reader.changes(protocol.WaitForChanges("k", ending.version, wait_s=5.0), "bob")
+        ending.q.reader.changes(protocol.WaitForChanges("k", ending.version, wait_s=20.0), "bob")
     )
     await asyncio.sleep(2.1)
     reads = [ending.q.reader.get(protocol.GetContext("k", 0.0), "bob") for _ in range(20)]
@@ -310,9 +313,9 @@ async def test_a_lease_ends_without_its_primary_and_for_watchers(ending: Pair):
     assert {type(outcome) for outcome in outcomes} == {errors.NotFound}
     assert [change.reason for change in (await watched).changes] == ["expire"]
     assert await ending.reasons() == ["put", "expire"]
-    last = await ending.p.state.log.last("k")
+    last = await ending.q.state.current("k")
     assert last is not None
-    assert last.record.stamped_by == "q"
+    assert (last.record.stamped_by, last.record.holders) == ("q", ("q", "p"))
 
 
 async def test_reads_that_need_not_be_linearizable_write_nothing(ending: Pair, monkeypatch):

@@ -188,7 +188,7 @@ async def test_full_replication_names_a_bounded_number_of_holders(fleet: ListedF
     fleet.hear_of()
     fleet.p.state.settings = msgspec.structs.replace(SETTINGS, full_replication=True)
     await fleet.p.writer.write(protocol.PutContext("k", b"v"), "ann")
-    entry = await fleet.p.state.log.last("k")
+    entry = await fleet.p.state.current("k")
     assert entry is not None
     assert len(entry.record.holders) == 4
 
@@ -212,7 +212,7 @@ async def test_contexts_expire_in_batches_and_a_failed_batch_ends_the_round(flee
     keys = [f"k{number}" for number in range(35)]
     for key in keys:
         await fleet.p.writer.write(protocol.PutContext(key, b"v", lease_s=1.0), "ann")
-    expire, replies = fleet.p.primary.expire, False
+    expire, replies = fleet.p.primary.end_lease, False
     attempts: Counter[float] = Counter()  # by the time, which does not advance during a round
 
     async def count(key: str) -> bool:
@@ -221,14 +221,14 @@ async def test_contexts_expire_in_batches_and_a_failed_batch_ends_the_round(flee
             raise errors.Unavailable("the log does not reply")
         return await expire(key)
 
-    monkeypatch.setattr(fleet.p.primary, "expire", count)
+    monkeypatch.setattr(fleet.p.primary, "end_lease", count)
     await eventually(lambda: len(attempts) >= 3, timeout_s=30)
     assert max(attempts.values()) == 10
     assert fleet.p.maintenance.moved["expired"] == 0
     replies = True
 
     async def expired() -> bool:
-        entries = [await fleet.p.state.log.last(key) for key in keys]
+        entries = [await fleet.p.state.current(key) for key in keys]
         return all(entry is not None and entry.record.reason == "expire" for entry in entries)
 
     await eventually(expired, timeout_s=30)
@@ -240,17 +240,17 @@ async def test_expiry_takes_one_request_for_each_context(fleet: ListedFleet, mon
     for number in range(35):
         await fleet.p.writer.write(protocol.PutContext(f"k{number}", b"v", lease_s=1.0), "ann")
     log, requests = fleet.p.state.log, Counter[str]()
-    append, last = log.append, log.last
+    append, current = log.append, fleet.p.state.current
 
-    async def count_appends(record: protocol.ContextRecord, after: int, **options: Any) -> int:
+    def count_appends(record: protocol.ContextRecord, since: int) -> asyncio.Future[int]:
         requests["append"] += 1
-        return await append(record, after, **options)
+        return append(record, since)
 
     async def count_reads(key: str) -> Any:
         requests["read"] += 1
-        return await last(key)
+        return await current(key)
 
     monkeypatch.setattr(log, "append", count_appends)
-    monkeypatch.setattr(log, "last", count_reads)
+    monkeypatch.setattr(fleet.p.state, "current", count_reads)
     await eventually(lambda: fleet.p.maintenance.moved["expired"] == 35, timeout_s=30)
     assert requests == {"append": 35}

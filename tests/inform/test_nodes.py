@@ -184,19 +184,19 @@ async def test_a_record_that_passes_while_a_temporary_replica_is_made_is_not_los
     nodes = await fleet(start_node, ("n1", "n2"), replicas=1)
     near = {name: client.InformClient(inform._bus, node=name) for name in nodes}
     await near["n1"].put("k", b"v")
-    log = nodes["n2"].state.log
-    last = log.last
+    shared = nodes["n2"].state
+    current = shared.current
 
     async def outdated(key: str):
-        entry = await last(key)
+        entry = await current(key)
         with monkeypatch.context() as once:
-            once.setattr(log, "last", last)
+            once.setattr(shared, "current", current)
             if entry is not None and entry.record.value == b"v":
                 await near["n1"].put("k", b"newer")
                 await nodes["n2"].state.catch_up(10.0)
         return entry
 
-    monkeypatch.setattr(log, "last", outdated)
+    monkeypatch.setattr(shared, "current", outdated)
     await nodes["n2"].maintenance.store("k")
     assert (await near["n2"].get("k")).value == b"newer"
 

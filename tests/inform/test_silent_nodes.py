@@ -95,7 +95,7 @@ async def test_a_frozen_primary_is_replaced_within_seconds_and_a_slow_one_is_not
         await asyncio.sleep(state.PING_AFTER_S + 2 * state.PING_TIMEOUT_S)
         return await append(*arguments, **options)
 
-    p.state.log.append = slow  # type: ignore[method-assign]
+    p.state.log.append = slow  # type: ignore[method-assign, assignment]
     written = await near["q"].put("k", b"2")
     assert written.primary == "p", "it replied to pings"
 

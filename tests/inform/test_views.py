@@ -13,7 +13,9 @@ import pytest
 
 from muster.core import errors
 from muster.inform import client, protocol
-from muster.inform.node.log import context_log, unsaved, view_writer
+from muster.inform.node import maintenance
+from muster.inform.node import node as node_node
+from muster.inform.node.log import context_log, fences, page_order, unsaved, view_writer
 from muster.inform.node.log import view as log_view
 from muster.testing.eventually import eventually
 
@@ -27,32 +29,50 @@ def change(file: pathlib.Path, statement: str) -> None:
 async def position_of(file: pathlib.Path) -> int:
     view = log_view.ReplicaView(file, "n1")
     try:
-        return await view.position()
+        return (await view.facts()).position
     finally:
         await view.close()
 
 
-def entry(key: str, sequence: int) -> context_log.ContextLogEntry:
-    return context_log.ContextLogEntry(
-        protocol.ContextRecord(key, ("n",), 1 << 16, "n", b"\0\xff" * 100), sequence
-    )
+def entry(key: str, position: int, **more: Any) -> context_log.ContextLogEntry:
+    record = protocol.ContextRecord(key, ("n",), 1 << 16, "n", b"\0\xff" * 100, **more)
+    return context_log.ContextLogEntry(record, position)
+
+
+def facts(position: int) -> log_view.ViewFacts:
+    return log_view.ViewFacts("log", position, [])
 
 
 async def test_what_is_saved_is_loaded_with_its_position(tmp_path):
-    view = log_view.ReplicaView(tmp_path / "folder" / "n.db", "n")
-    assert await view.position() == 0
-    await view.save({"a": entry("a", 1), "b/é": entry("b/é", 2), "c": entry("c", 3)}, 3)
-    await view.save({"a": None, "c": entry("c", 4)}, 4)
+    view = log_view.ReplicaView(tmp_path / "folder" / "n.db", "n", history=3)
+    assert await view.facts() == log_view.ViewFacts("", 0, [])
+    fence = fences.NodeFence(3, "m", [protocol.FenceCandidate("n", 0.5, 1.0, "z")])
+    await view.save({"a": [entry("a", 1)], "b/é": [entry("b/é", 2)], "c": [entry("c", 3)]}, facts(3))
+    forgotten = entry("a", 4, reason="forget")
+    versions = [entry("c", number) for number in range(5, 9)]
+    refused = entry("c", 9, reason="refuse")
+    saved = log_view.ViewFacts("log", 9, [fence])
+    await view.save({"a": [forgotten], "c": [*versions, refused]}, saved)
     await view.close()
     assert (tmp_path / "folder" / "n.db").stat().st_mode & 0o777 == 0o600
-    view = log_view.ReplicaView(tmp_path / "folder" / "n.db", "n")
-    assert await view.position() == 4
+    view = log_view.ReplicaView(tmp_path / "folder" / "n.db", "n", history=3)
+    assert await view.facts() == saved
     loaded = {item.record.key: item async for page in view.load() for item in page}
-    assert loaded == {"b/é": entry("b/é", 2), "c": entry("c", 4)}
-    assert await view.value("c") == entry("c", 4)
+    assert loaded == {"b/é": entry("b/é", 2), "c": entry("c", 8)}
+    assert await view.value("c") == entry("c", 8)
     assert await view.value("a") is None
+    assert await view.versions("c") == [entry("c", 7), entry("c", 8), refused]
+    assert await view.versions("c", 8) == [entry("c", 8), refused]
+    assert await view.versions("c", 0, 1) == [entry("c", 7)]
+    assert [item.position for item in await view.oldest(10, 1 << 20)] == [2, 8]
+    assert [item.position for item in await view.after(2, 10, 1 << 20)] == [7, 8, 9]
+    assert [item.position for item in await view.after(0, 2, 1 << 20)] == [2, 7]
+    assert [item.position for item in await view.after(0, 10, 1)] == [2]
+    assert await view.live_bytes() > 400
+    await view.save({"c": [entry("c", 8), refused]}, saved)  # again, after a crash
+    assert await view.versions("c") == [entry("c", 7), entry("c", 8), refused]
     await view.clear()
-    assert await view.position() == 0
+    assert (await view.facts()).position == 0
     assert [page async for page in view.load()] == []
     await view.close()
 
@@ -66,18 +86,18 @@ async def test_a_file_that_is_no_view_of_this_node_is_not_used(tmp_path):
         if damage is not None:
             change(file, damage)
             with pytest.raises(errors.InvalidInput, match="is not the view of n"):
-                await view.position()
+                await view.facts()
             await view.clear()
-        assert await view.position() == 0
+        assert (await view.facts()).position == 0
         assert (tmp_path / "n.db.discarded").exists() == (damage == other)
-        await view.save({"a": entry("a", 1)}, 1)
+        await view.save({"a": [entry("a", 1)]}, facts(1))
         await view.close()
     file.write_bytes(b"a file of somebody else" * 100)
     view = log_view.ReplicaView(file, "n")
     with pytest.raises(errors.InvalidInput, match="is damaged"):
-        await view.position()
+        await view.facts()
     await view.clear()
-    assert await view.position() == 0
+    assert (await view.facts()).position == 0
     await view.close()
     assert (tmp_path / "n.db.discarded").read_bytes().startswith(b"a file")
 
@@ -112,21 +132,9 @@ async def test_a_damaged_view_is_made_again_from_the_log(start_node, inform, tmp
     assert [again.reader.local(f"k{number}").value for number in range(10)] == [
         b"%d" % number for number in range(10)
     ]
+    applied = again.state.log.applied
     await again.close()
-    assert await position_of(file) == 10
-
-
-async def test_what_the_view_cannot_give_is_read_from_the_log(start_node, inform, tmp_path, monkeypatch):
-    async def lost(*_: object) -> None:
-        raise errors.NotConnected("the view is gone")
-
-    file = tmp_path / "lost.db"
-    node = await start_node("n1", view=file)
-    await inform.put("k", b"v", attributes={"a": 1})
-    await eventually(lambda: not node.state.unsaved, timeout_s=30)
-    node.state.replicas._forget_value(node.state.replicas.index["k"])
-    monkeypatch.setattr(log_view.ReplicaView, "value", lost)
-    assert [context.value for context in (await inform.find("a = 1")).contexts] == [b"v"]
+    assert await position_of(file) == applied
 
 
 async def test_a_view_that_cannot_be_written_stops_neither_reads_nor_writes(
@@ -168,35 +176,43 @@ async def test_a_node_that_catches_up_does_not_outrun_its_view(start_node, infor
     most = 0
     view_save = log_view.ReplicaView.save
 
-    async def save(self: log_view.ReplicaView, entries: Any, position: int) -> None:
+    async def save(self: log_view.ReplicaView, changes: Any, now: log_view.ViewFacts) -> None:
         nonlocal most
-        most = max(most, len(entries))
-        await view_save(self, entries, position)
+        most = max(most, len(changes))
+        await view_save(self, changes, now)
 
     monkeypatch.setattr(log_view.ReplicaView, "save", save)
     await first.close()
     again = await start_node("n1", view=file)
     assert again.state.replicas.permanent == 300
-    assert 0 < most <= 100
+    assert 0 < most <= 200, "a page beyond the limit"
+    applied = again.state.log.applied
     await again.close()
-    assert await position_of(file) == 300
+    assert await position_of(file) == applied
 
 
-def test_beyond_its_bytes_only_keys_are_remembered(monkeypatch):
+def test_beyond_its_bytes_only_positions_are_remembered(monkeypatch):
     monkeypatch.setattr(unsaved, "BYTES_MAX", 2 * unsaved.ENTRY_BYTES)
-    lacking = unsaved.UnsavedChanges()
+    lacking = unsaved.UnsavedChanges(history=2)
     for number in range(4):
-        lacking.note(f"k{number}", entry(f"k{number}", number))
-    lacking.note("gone", None)
+        lacking.note(entry(f"k{number}", number))
     taken = lacking.first(10, 1 << 20)
-    known = {key: change for key, change in taken.items() if not isinstance(change, unsaved.DeferredChange)}
-    assert known == {"k0": entry("k0", 0), "k1": entry("k1", 1), "gone": None}
-    assert lacking.get("k2") is None
-    lacking.note("k2", entry("k2", 9))  # while they are being saved
-    lacking.saved(taken)
-    assert list(lacking.first(10, 1 << 20)) == ["k2"]
+    assert taken == {"k0": [entry("k0", 0)], "k1": [entry("k1", 1)], "k2": [2], "k3": [3]}
+    lacking.note(entry("k2", 9))  # while they are being saved
+    for key, changes in taken.items():
+        lacking.saved(key, changes)
+    assert lacking.first(1, 0) == {"k2": [9]}, "one at least"
     assert not lacking.is_full
-    assert list(lacking.first(1, 0)) == ["k2"], "one at least"
+
+
+def test_of_each_key_as_many_records_are_kept_as_versions():
+    lacking = unsaved.UnsavedChanges(history=2)
+    for number in range(5):
+        lacking.note(entry("k", number))
+    assert lacking.of("k") == [entry("k", 2), entry("k", 3), entry("k", 4)]
+    lacking.note(entry("k", 5, reason="forget"))
+    lacking.note(entry("k", 6))
+    assert [unsaved.position(change) for change in lacking.of("k")] == [5, 6]
 
 
 async def test_a_damaged_view_and_a_kill_leave_nothing_out(start_node, inform, tmp_path, monkeypatch):
@@ -249,57 +265,58 @@ async def test_a_view_is_loaded_however_old_it_is_while_no_deletion_is_forgotten
     file = tmp_path / "kept.db"
     node = await start_node("n1", view=file)
     await inform.put("k", b"v")
-    await eventually(lambda: node.state.position == 1)
+    await eventually(lambda: node.state.log.applied >= 1)
+    applied = node.state.log.applied
     await node.close()
     loaded: list[int] = []
     real = view_writer.ViewWriter.load
 
     async def load(self: view_writer.ViewWriter) -> None:
         await real(self)
-        loaded.append(self._state.position)
+        loaded.append(self._state.log.applied)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(view_writer.ViewWriter, "load", load)
         later_ns = time.time_ns() + 3 * DAY_NS
         again = await start_node("n1", view=file, now_ns=lambda: later_ns)
-    assert loaded == [1]
+    assert loaded == [applied]
     assert again.reader.local("k").value == b"v"
 
 
-async def test_deletions_forgotten_while_a_node_starts_are_noticed(start_node, inform, tmp_path, monkeypatch):
-    """After the view was found usable, and before the follower came to the deletion."""
-    file = tmp_path / "race.db"
-    first, other = await start_node("n1"), await start_node("n2", view=file)
-    await eventually(lambda: first.state.directory.nodes == ["n2"])
-    await client.InformClient(inform._bus, node="n1").put("gone", b"v", ack="replicated")
+@pytest.mark.parametrize("has_view", [False, True])
+async def test_a_trimmed_log_has_all_contexts(start_node, inform, tmp_path, monkeypatch, has_view):
+    """Also for a node whose view is from before, and for one that begins; and nothing that was deleted."""
+    monkeypatch.setattr(maintenance, "TRIM_BYTES_MIN", 100_000)
+    monkeypatch.setattr(page_order, "WINDOW", 20)
+    monkeypatch.setattr(node_node, "TRIM_S", 0.1)
+    file = tmp_path / "n2.db"
+    node = await start_node("n1", replicas=2, tombstone_s=0.3)
+    other = await start_node("n2", replicas=2, view=file)
+    await eventually(lambda: node.state.directory.nodes == ["n2"])
+    near = client.InformClient(inform._bus, node="n1")
+    await near.put("old", b"old", attributes={"x": 1})
+    await near.put("gone", b"v")
     await other.close()
-    deleted = await inform.delete("gone")
-    real = view_writer.ViewWriter.load
+    await near.delete("gone")
+    for number in range(400):
+        await near.put(f"k{number % 5}", b"%d" % number * 1_000, attributes={"x": 1})
 
-    async def load(self: view_writer.ViewWriter) -> None:
-        await real(self)
-        assert self._state.position < deleted.version
-        await first.state.log.record_purge(deleted.version, timeout_s=10)
-        await first.state.log.purge("gone", deleted.version)
+    async def trimmed() -> bool:
+        stored = await node.state.log.state()
+        return bool(stored.first_sequence > 100 and stored.bytes < 300_000)
 
-    monkeypatch.setattr(view_writer.ViewWriter, "load", load)
-    again = await start_node("n2", view=file)
-    assert "gone" not in again.state.replicas.index
-
-
-async def test_what_is_forgotten_is_recorded_and_never_taken_back(start_node, connect):
-    node = await start_node()
-    log = node.state.log
-    assert await log.purged_up_to() == 0
-    await asyncio.gather(*(log.record_purge(number, timeout_s=10) for number in (3, 9, 5)))
-    await log.record_purge(4, timeout_s=10)
-    assert await log.purged_up_to() == 9
-    assert (
-        await context_log.ContextLog(await (await connect("b")).open_stream("contexts"), "b").purged_up_to()
-        == 9
-    )
-    assert not node.state.replicas.index
-    assert node.follower.malformed == 0
+    await eventually(trimmed, timeout_s=60)
+    assert "gone" not in node.state.replicas.index
+    kept = await near.find("x = 1")
+    assert [context.key for context in kept.contexts] == ["k0", "k1", "k2", "k3", "k4", "old"]
+    await node.close()
+    await start_node("n2", view=file if has_view else None)
+    for context in kept.contexts:
+        read = await client.InformClient(inform._bus, node="n2").get(context.key, max_staleness_s=0.0)
+        assert (read.value, read.version) == (context.value, context.version)
+    with pytest.raises(errors.NotFound):
+        await inform.get("gone", max_staleness_s=0.0)
+    assert (await inform.put("old", b"new", expected_version=kept.contexts[-1].version)).version
 
 
 @pytest.mark.parametrize("is_superseded", [False, True])
@@ -332,9 +349,9 @@ async def test_what_is_read_again_for_the_view_is_bounded_by_its_bytes(
     sizes: list[int] = []
     view_save = log_view.ReplicaView.save
 
-    async def save(self: log_view.ReplicaView, entries: Any, position: int) -> None:
-        sizes.append(sum(map(unsaved.size, entries.values())))
-        await view_save(self, entries, position)
+    async def save(self: log_view.ReplicaView, changes: Any, now: log_view.ViewFacts) -> None:
+        sizes.append(sum(unsaved.size(change) for each in changes.values() for change in each))
+        await view_save(self, changes, now)
 
     monkeypatch.setattr(log_view.ReplicaView, "save", save)
     file = tmp_path / "marks.db"
@@ -349,4 +366,3 @@ async def test_what_is_read_again_for_the_view_is_bounded_by_its_bytes(
     assert max(sizes) <= 3_000 + 1_000 + unsaved.ENTRY_BYTES
     again = await start_node("n1", view=file)
     assert again.state.replicas.permanent == 20
-    assert again.state.position == 20

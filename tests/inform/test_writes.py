@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from muster.bus import api
-from muster.core import clock, errors
+from muster.core import errors
 from muster.inform import access_rules, protocol
 from muster.inform import settings as settings_
 from muster.inform.node import node as node_node
 from muster.inform.node import primary as node_primary
 from muster.inform.node import state, write_attempts
-from muster.inform.node.log import context_log
+from muster.inform.node.log import context_log, page_order
+from muster.testing.eventually import eventually
 
 pytestmark = pytest.mark.virtual_time
 
@@ -55,11 +55,11 @@ def put(key: str = "k", value: bytes = b"v", **more: Any) -> protocol.PutContext
 
 
 async def entries(node: node_node.InformationNode, key: str = "k") -> list[context_log.ContextLogEntry]:
-    return [entry async for entry in node.state.log.entries(key)]
+    return [entry for entry in await node.state.versions(key) if entry.record.reason != "refuse"]
 
 
 async def record(node: node_node.InformationNode, key: str = "k") -> protocol.ContextRecord:
-    entry = await node.state.log.last(key)
+    entry = await node.state.current(key)
     assert entry is not None
     return entry.record
 
@@ -100,7 +100,7 @@ async def test_a_write_beyond_a_limit_is_refused_and_nothing_is_stored(alone, wr
     for attempt in (alone.writer.begin, alone.writer.write):
         with pytest.raises(error, match=reason):
             await attempt(write, "ann")
-    assert await alone.state.log.last_sequence() == 0
+    assert alone.state.log.applied == 0
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ async def test_a_write_beyond_a_limit_is_refused_and_nothing_is_stored(alone, wr
     ids=lambda requests: f"{len(requests.key)}-{len(requests.value)}-{requests.lease_s}",
 )
 async def test_a_write_at_a_limit_is_accepted(alone, write):
-    assert (await alone.writer.write(write, "ann")).version == 1
+    assert (await alone.writer.write(write, "ann")).version == 1 << 20
 
 
 async def test_a_context_without_a_key_gets_a_random_uuid(alone):
@@ -128,11 +128,11 @@ async def test_a_context_without_a_key_gets_a_random_uuid(alone):
 async def test_the_log_records_requests_and_callers(alone, simulated_network):
     context = put(attributes={"colour": "red"}, lease_s=1.5, request="r1")
     now_ns = simulated_network.now_ns()
-    begun = alone.writer.begin(context, "ann")
-    assert begun.record == protocol.ContextRecord(
+    written, stored = alone.writer.begin(context, "ann")
+    assert written == protocol.ContextRecord(
         "k",
         ("p",),
-        begun.record.stamp,
+        written.stamp,
         "p",
         b"v",
         protocol.encode({"colour": "red"}),
@@ -142,13 +142,12 @@ async def test_the_log_records_requests_and_callers(alone, simulated_network):
         reason="put",
         acknowledge=False,
     )
-    await begun.stored
-    alone.writer.finish(begun)
+    await stored
     await alone.writer.write(protocol.DeleteContext("k", request="r2"), "bob")
     gone = await record(alone)
     assert (gone.value, gone.writer, gone.request, gone.reason) == (None, "bob", "r2", "delete")
     assert (gone.holders, gone.stamped_by, gone.expires_at_ns) == (("p",), "p", 0)
-    assert gone.stamp > begun.record.stamp
+    assert gone.stamp > written.stamp
 
 
 async def test_without_attributes_and_a_lease_the_log_gets_none(alone):
@@ -190,7 +189,7 @@ async def test_a_context_whose_lease_has_ended_is_not_there(alone):
     await asyncio.sleep(0.9)
     with pytest.raises(errors.Conflict):
         await alone.writer.write(put(expected_version=0), "ann")
-    alone._loops[-2].cancel()  # which says in the log that it has ended
+    alone._loops[-3].cancel()  # which says in the log that it has ended
     await asyncio.sleep(0.1)
     with pytest.raises(errors.NotFound):
         await alone.writer.write(protocol.DeleteContext("k"), "ann")
@@ -220,8 +219,7 @@ async def test_write_permission_depends_on_the_owner(start: Start):
 async def test_stamps_of_a_context_only_grow_also_after_a_clock_that_was_ahead(alone):
     ahead = alone.state.clock.now(alone.state.now_ns()).time + (3_600_000 << 16)
     stored = protocol.ContextRecord("k", ("p",), ahead, "x", b"v", writer="ann")
-    await alone.state.log.append(stored, 0, timeout_s=1.0)
-    await asyncio.sleep(0.1)
+    await alone.state.log.append(stored, 0)
     await alone.writer.write(put(), "ann")
     last = await record(alone)
     assert (last.stamp, last.stamped_by) == (ahead + 1, "p")
@@ -232,40 +230,27 @@ async def test_stamps_of_a_context_only_grow_also_after_a_clock_that_was_ahead(a
 # A write at once.
 
 
-async def test_a_write_at_once_holds_the_key_until_it_is_finished(alone):
-    begun = alone.writer.begin(put(), "ann")
+async def test_a_write_at_once_holds_the_key_until_it_is_stored(alone):
+    written, stored = alone.writer.begin(put(), "ann")
     assert alone.writer.begin(put(), "ann") is None
     assert alone.writer.begin(put("other"), "ann") is not None
-    await begun.stored
-    written = alone.writer.finish(begun)
-    assert (written.key, written.version, written.primary) == ("k", begun.stored.result(), "p")
-    assert (written.replicas, written.status) == (1, "normal")
-    assert written.stamp == str(clock.HybridTimestamp(begun.record.stamp, "p"))
+    position = await stored
+    assert (written.key, written.holders) == ("k", ("p",))
     assert is_free(alone)
-    assert alone.state.replicas.index["k"].version == written.version
+    assert alone.state.replicas.index["k"].version == position
 
 
 async def test_what_is_not_as_most_writes_are_is_not_begun_at_once(start: Start):
-    node, _ = await start("p", replicas=2), await start("q", replicas=2)
+    node, other = await start("p", replicas=2), await start("q", replicas=1)
     begin = node.writer.begin
-    assert begin(protocol.DeleteContext("k"), "ann") is None
-    assert begin(put(expected_version=3), "ann") is None
     assert begin(put(ack="replicated"), "ann") is None
-    node.state.remember_holders("elsewhere", ("q",))
+    assert begin(put(repeat=True), "ann") is None
+    await other.writer.write(put("elsewhere"), "ann")
+    await node.state.refresh(1.0)
     assert begin(put("elsewhere"), "ann") is None
-    assert all(is_free(node, key) for key in ("k", "elsewhere"))
-    assert begin(put(expected_version=0), "ann") is not None
-    begun = begin(put("delete me"), "ann")
-    assert begun is not None
-    await begun.stored
-    node.writer.finish(begun)
-    assert begin(protocol.DeleteContext("delete me"), "ann") is not None
-
-
-async def test_a_context_with_a_temporary_replica_is_not_new(alone):
-    stored = protocol.ContextRecord("k", ("q",), 1, "q", b"v", writer="ann")
-    alone.state.replicas.install_temporary(stored, 5, 0.0, fresh_at_s=0.0)
-    assert alone.writer.begin(put(), "ann") is None
+    assert begin(put("new"), "ann") is None, "it may be elsewhere"
+    assert all(is_free(node, key) for key in ("k", "elsewhere", "new"))
+    assert begin(protocol.DeleteContext("k"), "ann") is None
 
 
 async def test_a_write_at_once_that_is_refused_or_done_already_frees_the_key(alone):
@@ -277,63 +262,75 @@ async def test_a_write_at_once_that_is_refused_or_done_already_frees_the_key(alo
     assert is_free(alone)
 
 
-async def test_a_write_that_the_log_refuses_is_retried_on_the_current_record(alone):
-    await alone.writer.write(put(), "ann")
-    begun = alone.writer.begin(put(value=b"late"), "ann")
-    await begun.stored
-    conflict: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    conflict.set_exception(errors.Conflict("another record stands there"))
-    with pytest.raises(errors.Conflict) as refused:
-        alone.writer.finish(begun._replace(stored=conflict))
-    assert is_free(alone)
-    written = await alone.writer.resume(begun, refused.value)
-    assert written.version == begun.stored.result(), "it was stored after all, and once"
-    assert len(await entries(alone)) == 2
+# Pages.
 
 
-async def test_a_write_that_was_stored_before_is_answered_with_its_first_version(alone):
-    first = await alone.writer.write(put(request="r"), "ann")
-    await alone.writer.write(put(value=b"newer"), "ann")
-    begun = alone.writer.begin(put(request="r"), "ann")
-    await begun.stored
-    assert isinstance(begun.stored.result(), api.Duplicate)
-    with pytest.raises(errors.Conflict, match="stored before") as refused:
-        alone.writer.finish(begun)
-    assert is_free(alone)
-    assert (await alone.writer.resume(begun, refused.value)).version == first.version
-    assert (await record(alone)).value == b"newer"
+async def test_what_waits_shares_a_page_and_a_page_is_under_way_at_a_time(alone, simulated_network):
+    writes = [alone.writer.begin(put(f"k{number}"), "ann") for number in range(100)]
+    positions = [await stored for _, stored in writes]
+    assert [position >> 20 for position in positions] == [1] * 1 + [2] * 99 or len(
+        {position >> 20 for position in positions}
+    ) == 1
+    assert positions == sorted(set(positions))
+    messages = simulated_network.logs[protocol.STREAM].messages
+    assert len(messages) <= 2
 
 
-@pytest.mark.parametrize("stored", [True, False])
-async def test_no_other_write_of_a_key_begins_while_its_last_write_is_in_doubt(alone, stored):
-    begun = alone.writer.begin(put(), "ann")
-    await begun.stored
-    in_doubt: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    in_doubt.set_exception(errors.TimedOut("no acknowledgement"))
-    with pytest.raises(errors.TimedOut) as failure:
-        alone.writer.finish(begun._replace(stored=in_doubt))
-    assert not is_free(alone)
-    if stored:
-        written = await alone.writer.resume(begun, failure.value)
-        assert written.version == begun.stored.result()
-        assert (written.replicas, alone.state.replicas.index["k"].version) == (1, written.version)
-    else:
-        other = begun._replace(record=msgspec.structs.replace(begun.record, value=b"other"))
-        with pytest.raises(errors.TimedOut, match="may be stored yet"):
-            await alone.writer.resume(other, failure.value)
-    assert is_free(alone)
+async def test_a_record_is_void_if_its_context_changed_since(start: Start):
+    p, q = await start("p"), await start("q")
+    since = p.state.log.applied
+    first = p.state.log.append(protocol.ContextRecord("k", ("p",), 1, "p", b"1"), since)
+    second = q.state.log.append(protocol.ContextRecord("k", ("q",), 1, "q", b"2"), since)
+    outcomes = await asyncio.gather(first, second, return_exceptions=True)
+    (position,) = [outcome for outcome in outcomes if isinstance(outcome, int)]
+    (conflict,) = [outcome for outcome in outcomes if isinstance(outcome, errors.Conflict)]
+    assert "has changed" in conflict.message
+    for node in (p, q):
+        await node.state.refresh(1.0)
+        assert [entry.position for entry in await entries(node)] == [position]
 
 
-async def test_a_write_at_once_without_a_connection_fails_as_that(alone):
-    begun = alone.writer.begin(put(), "ann")
-    await begun.stored
-    lost: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    lost.set_exception(errors.NotConnected("gone"))
-    with pytest.raises(errors.NotConnected) as failure:
-        alone.writer.finish(begun._replace(stored=lost))
-    assert is_free(alone)
-    with pytest.raises(errors.NotConnected):
-        await alone.writer.resume(begun, failure.value)
+async def test_what_a_fenced_node_decided_before_is_void(start: Start):
+    p, q = await start("p", replicas=2), await start("q", replicas=2)
+    await p.writer.write(put(), "ann")
+    assert (await record(p)).holders == ("p", "q")
+    base = p.primary.base_here("k")
+    assert base is not None
+    decided = p.primary.next_record(protocol.UpdateContext(put(value=b"late", request="r"), "ann"), base)
+    await q.state.refresh(1.0)
+    await q.writer.fence("p")
+    await p.state.refresh(1.0)
+    with pytest.raises(errors.Conflict):
+        await p.state.log.append(decided, base.since)
+    for node in (p, q):
+        assert node.state.replicas.index["k"].holders == ("q", "p")
+    assert (await p.writer.write(put(value=b"new"), "ann")).primary == "q"
+    assert (await p.writer.write(put("other"), "ann")).primary == "p", (
+        "it goes on with a page after the fence"
+    )
+
+
+async def test_of_two_processes_of_one_node_the_second_appends(start: Start, simulated_network):
+    first, second = await start("p"), await start("p")
+    await second.writer.write(put(), "ann")
+    first._loops[1].cancel()  # as a process that was frozen
+    stale = first.state.log.append(protocol.ContextRecord("k", ("p",), 1, "p", b"stale"), 0)
+    await asyncio.sleep(0.5)
+    assert not stale.done() or isinstance(stale.exception(), errors.MusterError)
+    assert (await record(second)).value == b"v"
+    assert len(await entries(second)) == 1
+    stale.cancel()
+
+
+async def test_a_record_of_a_page_with_an_early_basis_is_void():
+    order = page_order.PageOrder()
+    one = protocol.ContextRecord("k", ("p",), 1, "p", b"1")
+    for sequence in range(1, 3 * page_order.WINDOW):
+        other = msgspec.structs.replace(one, key=f"k{sequence}")
+        assert order.add(sequence, protocol.ContextPage(sequence - 1, [other])) == [True]
+    assert order.add(sequence + 1, protocol.ContextPage(sequence - page_order.WINDOW, [one])) == [False]
+    assert order.add(sequence + 2, protocol.ContextPage(sequence + 1, [one, one])) == [True, False]
+    assert len(order._last) <= page_order.WINDOW + 2
 
 
 # Copies.
@@ -356,7 +353,7 @@ async def test_a_copy_that_does_not_acknowledge_is_not_counted(start: Start, sim
     holders = (await record(node)).holders
     assert sorted(holders) == ["p", "q", "r"]
     assert holders[0] == "p"
-    third._loops[0].cancel()  # follows the log
+    third._loops[1].cancel()  # follows the log
     began_s = asyncio.get_running_loop().time()
     written = await node.writer.write(put(ack="replicated"), "ann")
     assert (written.replicas, written.status) == (2, "updated")
@@ -406,7 +403,7 @@ async def test_a_node_without_a_replica_forwards_the_write_to_the_primary(
     assert (written.primary, (await record(primary)).value) == ("p", None if kind == "delete" else b"new")
     assert len(await entries(primary)) == 2
     if kind != "delete":
-        assert asked_node.writer._known_holders("k") == ("p",)
+        assert await asked_node.writer._holders("k") == ("p",)
 
 
 async def test_a_primary_that_is_known_is_asked_without_asking_the_log(start: Start, monkeypatch):
@@ -418,7 +415,7 @@ async def test_a_primary_that_is_known_is_asked_without_asking_the_log(start: St
     async def last(key: str) -> None:
         looked.append(key)
 
-    monkeypatch.setattr(asked_node.state.log, "last", last)
+    monkeypatch.setattr(asked_node.state, "current", last)
     assert (await asked_node.writer.write(put(value=b"new"), "ann")).primary == "p"
     assert looked == []
 
@@ -427,7 +424,6 @@ async def test_where_contexts_are_is_remembered_up_to_a_bound(alone, monkeypatch
     monkeypatch.setattr(state, "HINTS_MAX", 3)
     for number in range(5):
         assert alone.state.remember_holders(str(number), ("q", "r")) == ("q", "r")
-        assert alone.writer._known_holders(str(number)) == ("q", "r")
         assert len(alone.state.holder_hints) <= 3
     assert sorted(alone.state.holder_hints) == ["3", "4"]
 
@@ -438,7 +434,6 @@ async def test_a_primary_that_has_moved_is_found_in_the_log(start: Start, monkey
     await old.primary.place("k", ("q",), before=("p",))
     await asyncio.sleep(0.1)
     asked_node.state.remember_holders("k", ("p",))
-    monkeypatch.setattr(asked_node.state.log, "append", None)  # it does not write as if the context were new
     assert (await asked_node.writer.write(put(value=b"new"), "ann")).primary == "q"
     assert new.state.replicas.index["k"].value == b"new"
 
@@ -450,29 +445,19 @@ async def test_a_primary_that_moves_all_the_time_is_given_up(start: Start, monke
 
     async def moved(to: str, kind: str, update: protocol.UpdateContext, answer: type) -> None:
         requests.append((to, update.write.repeat))
-        node.state.remember_holders("k", ("q",))
         raise protocol.PrimaryMoved("not the primary")
 
+    async def holders(key: str) -> tuple[str, ...]:
+        return ("q",)
+
     monkeypatch.setattr(node.state, "request", moved)
-    monkeypatch.setattr(node.state.log, "last", lambda key: _done(None))
-    node.state.holder_hints = _Sticky(k=("q",))
+    monkeypatch.setattr(node.writer, "_holders", holders)
     with pytest.raises(errors.Unavailable, match="moved 8 times") as failure:
         await node.writer.write(put(), "ann")
     assert not isinstance(failure.value, errors.TimedOut), "it is certain that nothing was stored"
     assert requests == [("q", False)] * 8
     with pytest.raises(errors.TimedOut, match="moved 8 times"):
         await node.writer.write(put(repeat=True), "ann")
-
-
-class _Sticky(dict[str, Any]):
-    """The same holders are announced again and again."""
-
-    def pop(self, *_: Any) -> None:
-        return None
-
-
-async def _done(result: Any) -> Any:
-    return result
 
 
 # A silent primary.
@@ -482,16 +467,14 @@ async def test_a_silent_primary_is_replaced_by_a_holder_and_the_copies_are_made_
     start: Start, simulated_network
 ):
     _, q, r = [await start(name, replicas=2) for name in ("p", "q", "r")]
-    await q.state.log.append(
-        protocol.ContextRecord("k", ("p", "q"), 1, "p", b"v", writer="ann"), 0, timeout_s=1.0
-    )
+    await q.state.log.append(protocol.ContextRecord("k", ("p", "q"), 1, "p", b"v", writer="ann"), 0)
     await asyncio.sleep(0.1)
     simulated_network.cut("p")
     written = await r.writer.write(put(value=b"new", request="r"), "ann")
     assert written.primary == "q"
-    assert [each.record.reason for each in await entries(q)] == ["put", "place", "put"]
-    assert (await record(q)).holders == ("q", "r")
+    assert [each.record.reason for each in await entries(q)] == ["put", "put"]
     assert "p" not in r.state.directory.nodes
+    await eventually(lambda: q.state.replicas.index["k"].holders == ("q", "r"), timeout_s=60)
     simulated_network.heal()
 
 
@@ -499,107 +482,78 @@ async def test_a_holder_that_is_asked_takes_over_itself_and_keeps_the_other_copi
     start: Start, simulated_network
 ):
     _, q, _, _ = [await start(name, replicas=3) for name in ("p", "q", "r", "s")]
-    await q.state.log.append(
-        protocol.ContextRecord("k", ("p", "r", "q"), 1, "p", b"v", writer="ann"), 0, timeout_s=1.0
-    )
+    await q.state.log.append(protocol.ContextRecord("k", ("p", "r", "q"), 1, "p", b"v", writer="ann"), 0)
     await asyncio.sleep(0.1)
     simulated_network.cut("p")
-    assert (await q.writer.write(put(value=b"new"), "ann")).primary == "q"
-    assert (await record(q)).holders == ("q", "r", "s")
+    written = await q.writer.write(put(value=b"new"), "ann")
+    assert written.primary in ("q", "r")
+    await eventually(lambda: set(q.state.replicas.index["k"].holders) == set("qrs"), timeout_s=60)
     simulated_network.heal()
 
 
 async def test_a_context_whose_holders_are_all_silent_is_taken_from_the_log(start: Start, simulated_network):
     _, _, r = [await start(name, replicas=1) for name in ("p", "q", "r")]
-    await r.state.log.append(
-        protocol.ContextRecord("k", ("p", "q"), 1, "p", b"v", writer="ann"), 0, timeout_s=1.0
-    )
+    old = protocol.ContextRecord("k", ("p", "q"), 1, "p", b"v", writer="ann")
+    first = await r.state.log.append(old, 0)
     await asyncio.sleep(0.1)
     simulated_network.cut("p", "q")
-    written = await r.writer.write(put(value=b"new", expected_version=1), "ann")
-    assert (written.primary, (await record(r)).holders) == ("r", ("r", "q"))
-    assert written.version == 3
+    written = await r.writer.write(put(value=b"new", expected_version=first), "ann")
+    assert (written.primary, (await record(r)).holders[0]) == ("r", "r")
+    assert r.state.replicas.index["k"].value == b"new"
     simulated_network.heal()
 
 
-async def test_of_the_holders_the_best_placed_becomes_the_primary(start: Start, monkeypatch):
+async def test_of_the_holders_the_best_placed_becomes_the_primary(start: Start):
     _, q, r, s = [await start(name, replicas=3) for name in ("p", "q", "r", "s")]
-    await q.state.log.append(
-        protocol.ContextRecord("k", ("p", "q", "r"), 1, "p", b"v", writer="ann"), 0, timeout_s=1.0
-    )
-    await asyncio.sleep(0.1)
+    await q.state.log.append(protocol.ContextRecord("k", ("p", "q", "r"), 1, "p", b"v", writer="ann"), 0)
     for node, load in ((q, 0.9), (r, 0.1)):
         node.state.load = protocol.NodeLoad(ratio=load)
         await node.maintenance.discover()
     await asyncio.sleep(0.1)
     await s.maintenance.discover()
     await asyncio.sleep(0.1)
-    await s.writer._select_primary("k", silent="p")
-    assert (await record(s)).holders[0] == "r"
-
-
-@pytest.mark.parametrize(("holders", "waits"), [(("p", "q"), False), (("p",), True), (("p", "s"), True)])
-async def test_a_selection_waits_for_the_holders_that_are_left_and_at_most_a_second(
-    start: Start, holders, waits
-):
-    _, _, r = [await start(name, timeout_s=5.0) for name in ("p", "q", "r")]
-    await r.state.log.append(
-        protocol.ContextRecord("k", holders, 1, "p", b"v", writer="ann"), 0, timeout_s=1.0
-    )
-    await asyncio.sleep(0.1)
-    began_s = asyncio.get_running_loop().time()
-    await r.writer._select_primary("k", silent="p")
-    took_s = asyncio.get_running_loop().time() - began_s
-    assert (1.0 <= took_s < 1.1) if waits else took_s < 0.1
-    assert (await record(r)).holders[0] == ("r" if waits else "q")
-
-
-async def test_a_primary_is_only_replaced_while_it_is_the_primary(start: Start):
-    p, q = [await start(name, replicas=2) for name in ("p", "q")]
-    await p.primary.become_primary("nothing", "q")
-    assert await p.state.log.last("nothing") is None
-    await p.writer.write(put(), "ann")
-    for _ in range(2):  # the second finds that it is not ``p`` any more
-        await q.primary.become_primary("k", "p")
-    await q.writer._select_primary("k", silent="p")
-    assert [each.record.holders for each in await entries(p)] == [("p", "q"), ("q",)]
-
-
-async def test_what_is_kept_beyond_the_number_of_copies_stays(start: Start):
-    p, q = await start("p", replicas=1), await start("q", replicas=1)
-    await p.state.log.append(
-        protocol.ContextRecord("k", ("x", "y", "q"), 1, "x", b"v", writer="ann"), 0, timeout_s=1.0
-    )
-    await q.primary.become_primary("k", "x")
-    assert (await record(q)).holders == ("q", "y")
+    await s.writer.fence("p")
+    assert (await record(s)).holders == ("r", "q", "p")
 
 
 async def test_copies_are_moved_only_from_where_they_were_thought_to_be(start: Start):
-    p, q = await start("p"), await start("q")
-    first = await p.writer.write(put(ack="replicated", request="r"), "ann")
+    p, _ = [await start(name) for name in ("p", "q")]
+    await p.writer.write(put(), "ann")
     await p.primary.place("k", ("q",), before=("q",))
     assert (await record(p)).holders == ("p",)
-    await p.primary.place("k", ("q",), before=("p",))
-    moved = await q.state.log.last("k")
-    assert moved is not None
-    assert (moved.record.holders, moved.record.value, moved.record.reason) == (("q",), b"v", "place")
-    assert (moved.version, moved.record.acknowledge) == (first.version, False)
-    await asyncio.sleep(0.1)
-    assert (await q.writer.write(put(request="r"), "ann")).version == first.version, "a move is no write"
-    await q.writer.write(protocol.DeleteContext("k"), "ann")
-    await q.primary.place("k", ("p",), before=("q",))
-    assert (await record(p)).holders == ("q",), "what was deleted is not moved"
+    await p.primary.place("k", ("q", "p"), before=("p",))
+    assert (await record(p)).holders == ("q", "p")
+    await p.primary.place("k", ("p",), before=("q", "p"))
+    assert (await record(p)).holders == ("q", "p"), "only its primary moves it"
 
 
-async def test_a_late_move_leaves_the_current_record(alone):
-    await alone.writer.write(put(), "ann")
-    stale = (await entries(alone))[0]
-    await alone.writer.write(put(value=b"newer"), "ann")
-    alone._loops[0].cancel()
-    alone.state.drop("k")
-    await alone.primary._place(stale, ("q",))
-    assert (await record(alone)).holders == ("p",)
-    assert alone.state.replicas.index["k"].value == b"newer", "and is known"
+@pytest.mark.parametrize("reads_by_lease", [True, False])
+async def test_a_node_that_reads_by_lease_is_fenced_after_its_end(start: Start, reads_by_lease):
+    p, q = [await start(name, replicas=2, reads_by_lease=reads_by_lease) for name in ("p", "q")]
+    await p.writer.write(put(), "ann")
+    await q.state.refresh(1.0)
+    now_s = asyncio.get_running_loop().time
+    begun_s = now_s()
+    await q.writer.fence("p")
+    assert (now_s() - begun_s >= state.LEASE_S) == reads_by_lease
+
+
+async def test_a_primary_with_a_lease_answers_linearizable_reads_from_memory(start: Start):
+    p, q = [await start(name, replicas=2, reads_by_lease=True) for name in ("p", "q")]
+    await p.writer.write(put(), "ann")
+    await q.state.refresh(1.0)
+    read = p.reader.local("k", 0.0)
+    assert read is not None
+    assert read.value == b"v"
+    assert q.reader.local("k", 0.0) is None, "it is not the primary"
+    await asyncio.sleep(state.LEASE_SAFE_S)
+    assert p.reader.local("k", 0.0) is None
+    pages = p.state.log.applied
+    assert (await p.reader.get(protocol.GetContext("k", 0.0), "ann")).value == b"v"
+    assert p.state.log.applied == pages + 1, "the log has confirmed it"
+    assert p.reader.local("k", 0.0) is not None
+    p.state.fence("p", [], pages + 2)
+    assert p.reader.local("k", 0.0) is None
 
 
 # The end of a lease.
@@ -608,18 +562,18 @@ async def test_a_late_move_leaves_the_current_record(alone):
 async def test_the_end_of_a_lease_is_written_once_and_by_the_primary(start: Start, simulated_network):
     p, q = [await start(name, replicas=2) for name in ("p", "q")]
     for node in (p, q):
-        node._loops[-2].cancel()  # ends what is due
+        node._loops[-3].cancel()  # ends what is due
     await p.writer.write(put(lease_s=1.0, request="r"), "ann")
     await p.writer.write(put("lasting"), "ann")
     stored = await record(p)
     await asyncio.sleep((stored.expires_at_ns - simulated_network.now_ns()) / 1e9 - 0.02)
-    assert not await p.primary.expire("k"), "it has not ended"
+    assert not await p.primary.end_lease("k"), "it has not ended"
     await asyncio.sleep(0.02)
-    assert not await q.primary.expire("k")
+    assert not await q.primary.end_lease("k")
     for key in ("lasting", "never there"):
-        assert not await p.primary.expire(key)
+        assert not await p.primary.end_lease(key)
     assert len(await entries(p)) == 1
-    assert [await p.primary.expire("k") for _ in range(2)] == [True, False]
+    assert [await p.primary.end_lease("k") for _ in range(2)] == [True, False]
     assert len(await entries(p)) == 2
     ended = await record(p)
     assert (ended.value, ended.reason, ended.writer, ended.holders) == (None, "expire", "ann", ("p", "q"))
@@ -627,12 +581,12 @@ async def test_the_end_of_a_lease_is_written_once_and_by_the_primary(start: Star
 
 
 async def test_a_lease_ends_at_its_moment_and_not_before(alone, monkeypatch):
-    alone._loops[-2].cancel()
+    alone._loops[-3].cancel()
     await alone.writer.write(put(lease_s=1.0), "ann")
     ends_ns = (await record(alone)).expires_at_ns
     for now_ns, number in ((ends_ns - 1, 1), (ends_ns, 2)):
         monkeypatch.setattr(alone.state, "log_now_ns", lambda now_ns=now_ns: now_ns)
-        await alone.primary.expire("k")
+        await alone.primary.end_lease("k")
         assert len(await entries(alone)) == number
 
 
@@ -640,44 +594,19 @@ async def test_a_lease_ends_at_its_moment_and_not_before(alone, monkeypatch):
 async def test_a_clock_that_is_set_neither_ends_nor_extends_a_lease(
     alone, simulated_network, monkeypatch, ahead_s
 ):
-    alone._loops[-2].cancel()
+    alone._loops[-3].cancel()
     await alone.writer.write(put(lease_s=30.0), "ann")
     monkeypatch.setattr(alone.state, "now_ns", lambda: simulated_network.now_ns() + ahead_s * 10**9)
     assert alone.reader.local("k") is not None
-    assert not await alone.primary.expire("k"), "before the log was asked for its time again"
+    assert not await alone.primary.end_lease("k"), "before the log was asked for its time again"
     await asyncio.sleep(31.0)
     assert alone.reader.local("k") is None
-    assert await alone.primary.expire("k")
-
-
-async def test_a_lease_that_was_renewed_elsewhere_does_not_expire(alone):
-    """The primary decides by its replica; if that is outdated, the log rejects the expiry."""
-    await alone.writer.write(put(lease_s=1.0), "ann")
-    outdated = alone.state.replicas.index["k"]
-    renewed = await alone.writer.write(put(value=b"new", lease_s=3600.0), "ann")
-    alone.state.replicas.index["k"] = outdated
-    await asyncio.sleep(1.5)
-    assert not await alone.primary.expire("k")
-    assert alone.state.replicas.index["k"].version == renewed.version
-    assert (await record(alone)).value == b"new"
-
-
-async def test_the_state_of_a_key_is_read_from_the_log(start: Start):
-    holder, other = await start("p"), await start("q")
-    await holder.writer.write(put(), "ann")
-    await asyncio.sleep(0.1)
-    stored = await record(holder)
-    for node in (holder, other):
-        node.state.holder_hints.clear()
-        known = await node.primary.base_in_log("k")
-        assert known.stamp == clock.HybridTimestamp(stored.stamp, stored.stamped_by)
-        assert (known.holders, known.live) == (("p",), True)
-    assert (holder.state.holder_hints, other.state.holder_hints) == ({}, {"k": ("p",)})
+    assert await alone.primary.end_lease("k")
 
 
 async def test_a_primary_writes_without_reading_the_log(alone, monkeypatch):
     await alone.writer.write(put(), "ann")
-    monkeypatch.setattr(alone.state.log, "last", None)
+    monkeypatch.setattr(alone.state, "current", None)
     await alone.primary.update(protocol.UpdateContext(put(value=b"new"), "ann"))
     assert alone.state.replicas.index["k"].value == b"new"
 
@@ -691,50 +620,32 @@ async def test_a_repeat_is_refused_only_if_the_log_shows_that_it_was_never_store
     node = await start("p", history=3)
     for number in range(others):
         await node.writer.write(put(value=b"%d" % number), "ann")
+    node.state.remembers_from_s = node.state.now_s()  # as after a start with a view
     repeat = put(expected_version=0, request="r", repeat=True)
     if others < 3:
         with pytest.raises(errors.Conflict):
             await node.writer.write(repeat, "ann")
-        assert (await record(node)).reason == "place", "a record that uses up the id of the write"
+        assert (await node.state.versions("k"))[-1].record.reason == "refuse"
         assert (await record(node)).value == b"%d" % (others - 1)
     else:
         with pytest.raises(errors.TimedOut, match="its log is too short"):
             await node.writer.write(repeat, "ann")
 
 
-async def test_a_repeat_is_unknown_if_the_log_drops_records_while_it_is_read(alone, monkeypatch):
-    await alone.writer.write(put(), "ann")
-
-    first = (await entries(alone))[0]
-
-    async def dropped(key: str) -> AsyncIterator[context_log.ContextLogEntry]:
-        yield first
-        raise errors.Dropped("removed", first=1, last=1)
-
-    monkeypatch.setattr(alone.state.log, "entries", dropped)
-    with pytest.raises(errors.TimedOut, match="its log is too short"):
-        await alone.writer.write(put(expected_version=9, repeat=True), "ann")
-
-
-async def test_a_refused_repeat_is_not_stored_later(alone):
-    first = await alone.writer.write(put(), "ann")
-    context = put(expected_version=first.version + 1, request="r", repeat=True)
+async def test_a_refused_repeat_is_not_stored_later(start: Start):
+    """Whichever node is the primary when another attempt comes."""
+    p, q = [await start(name, replicas=2) for name in ("p", "q")]
+    first = await p.writer.write(put(), "ann")
+    context = put(value=b"late", expected_version=first.version + 1, request="r", repeat=True)
     with pytest.raises(errors.Conflict):
-        await alone.writer.write(context, "ann")
-    assert alone.state.replicas.index["k"].sequence == (await alone.state.log.last("k")).sequence
-    late = protocol.ContextRecord("k", ("p",), 1, "p", b"late", writer="ann", request="r")
-    sequence = await alone.state.log.append(late, first.version + 1, timeout_s=1.0)
-    assert isinstance(sequence, api.Duplicate)
-    with pytest.raises(errors.Conflict):
-        await alone.writer.write(context, "ann")
-    assert len(await entries(alone)) == 2, "its id is used up once"
-
-
-async def test_a_repeated_put_that_expects_what_has_never_been_there_leaves_no_trace(alone):
-    """No later record has the version that it expects."""
-    with pytest.raises(errors.Conflict):
-        await alone.writer.write(put(expected_version=5, repeat=True), "ann")
-    assert await alone.state.log.last("k") is None
+        await p.writer.write(context, "ann")
+    await q.state.refresh(1.0)
+    await q.writer.fence("p")
+    late = msgspec.structs.replace(context, expected_version=None)
+    for repeat in (True, False):
+        with pytest.raises(errors.Conflict, match="another attempt"):
+            await q.writer.write(msgspec.structs.replace(late, repeat=repeat), "ann")
+    assert (await record(q)).value == b"v"
 
 
 async def test_a_repeat_of_a_stored_write_reports_its_version_and_the_copy_of_the_primary(alone):
@@ -745,58 +656,15 @@ async def test_a_repeat_of_a_stored_write_reports_its_version_and_the_copy_of_th
     assert (await record(alone)).value == b"later"
 
 
-async def test_the_record_of_an_earlier_attempt_is_the_result(alone):
-    first = await alone.writer.write(put(request="r"), "ann")
-    stored = await record(alone)
-    other = msgspec.structs.replace(stored, stamp=stored.stamp + 1)
-    entry = await alone.primary._append(other, first.version)
-    assert (entry.record, entry.sequence) == (stored, first.version)
-    assert alone.state.replicas.index["k"].stamp == stored.stamp
-
-
-async def test_a_follower_that_is_behind_does_not_bring_back_a_replica_that_its_node_moved(start: Start):
-    p, _ = [await start(name) for name in ("p", "q")]
-    await p.writer.write(put(), "ann")
-    (loop,) = [task for task in p._loops if task.get_name().endswith("log")]
-    loop.cancel()
-    p.state.position = 0  # the follower has not reached the write yet, which may be of another node
-    p.state.own.clear()
-    await p.primary.place("k", ("q",), before=("p",))
-    for sequence in (1, 2):
-        p.follower.apply(await p.state.log._stream.get(sequence))
-    assert "k" not in p.state.replicas.index
-
-
-async def test_a_record_that_was_read_before_the_replica_moved_does_not_bring_it_back(start: Start):
-    """Such a replica would stay, although the node is no holder, and would serve old values as fresh ones."""
-    p, q = [await start(name) for name in ("p", "q")]
-    await p.writer.write(put(value=b"old", request="r"), "ann")
-    read_before = await p.state.log.last("k")
-    assert read_before is not None
-    await p.primary.place("k", ("q",), before=("p",))
-    await q.state.refresh(1.0)
-    await q.writer.write(put(value=b"new"), "ann")
-    await p.state.refresh(1.0)
-    p.state.apply(read_before)
-    assert "k" not in p.state.replicas.index
-    assert (await p.reader.get(protocol.GetContext("k", 0.0), "ann")).value == b"new"
-
-
 async def test_a_repeated_delete_of_what_has_never_been_there_uses_up_its_id(alone):
+    delete = protocol.DeleteContext("k", request="r", repeat=True)
     with pytest.raises(errors.NotFound):
-        await alone.writer.write(protocol.DeleteContext("k", request="r", repeat=True), "ann")
-    (entry,) = await entries(alone)
-    assert (entry.record.reason, entry.record.value, entry.record.request) == ("refuse", None, "")
-    late = protocol.ContextRecord("k", ("p",), 1, "p", writer="ann", request="r", reason="delete")
-    assert isinstance(await alone.state.log.append(late, entry.sequence, timeout_s=1.0), api.Duplicate)
-
-
-async def test_a_stored_attempt_whose_record_is_gone_leaves_the_outcome_unknown(alone, monkeypatch):
-    first = await alone.writer.write(put(request="r"), "ann")
-    stored = await record(alone)
-    monkeypatch.setattr(alone.state.log, "get", lambda sequence, key: _done(None))
-    with pytest.raises(errors.TimedOut, match="its log is too short"):
-        await alone.primary._append(stored, first.version)
+        await alone.writer.write(delete, "ann")
+    (entry,) = await alone.state.versions("k")
+    assert (entry.record.reason, entry.record.value, entry.record.request) == ("refuse", None, "r")
+    await alone.writer.write(put(), "ann")
+    with pytest.raises(errors.Conflict, match="another attempt"):
+        await alone.writer.write(msgspec.structs.replace(delete, repeat=False), "ann")
 
 
 async def test_what_cannot_be_reached_is_unknown_only_if_something_may_have_been_stored(alone, monkeypatch):
@@ -829,14 +697,15 @@ async def test_an_update_for_another_node_is_not_carried_out(alone):
     for holders in ((), ("q", "p")):
         with pytest.raises(protocol.PrimaryMoved, match="p is not the primary of 'k'"):
             await alone.primary.update(protocol.UpdateContext(put(), "ann", holders))
-    assert await alone.state.log.last("k") is None
+    assert await alone.state.current("k") is None
 
 
 async def test_a_context_that_is_gone_from_the_log_is_no_longer_held(alone):
     await alone.writer.write(put(), "ann")
-    await alone.state.log.purge("k", 1)
-    alone._loops[0].cancel()
-    assert await alone.primary.base_in_log("k") == node_primary.NOTHING
+    await alone.writer.write(protocol.DeleteContext("k"), "ann")
+    await alone.primary.forget("k", alone.state.replicas.index["k"])
+    assert await alone.state.current("k") is None
+    assert await alone.state.versions("k") == []
     assert "k" not in alone.state.replicas.index
 
 
@@ -850,12 +719,10 @@ async def test_a_silent_node_is_not_a_primary_that_refuses(start: Start, monkeyp
         raise state.Silent(f"{to} does not answer")
 
     monkeypatch.setattr(node.state, "request", silent)
-    await node.state.log.append(
-        protocol.ContextRecord("k", ("q",), 1, "q", b"v", writer="ann"), 0, timeout_s=1.0
-    )
-    written = await node.writer.write(put(value=b"new", expected_version=1), "ann")
+    first = await node.state.log.append(protocol.ContextRecord("k", ("q",), 1, "q", b"v", writer="ann"), 0)
+    written = await node.writer.write(put(value=b"new", expected_version=first), "ann")
     assert sent == [False]
-    assert (written.primary, written.version) == ("p", 3)
+    assert (written.primary, written.version > first) == ("p", True)
 
 
 # A request that arrives twice

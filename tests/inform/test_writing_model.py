@@ -21,11 +21,12 @@ import msgspec
 from hypothesis import stateful
 from hypothesis import strategies as st
 
+from muster.bus.log import pages
 from muster.bus.memory import connection, network
 from muster.core import errors
 from muster.inform import client, protocol, settings
 from muster.inform.node import node as node_node
-from muster.inform.node.log import context_log
+from muster.inform.node.log import context_log, page_order
 from muster.testing import virtual_clock
 
 SETTINGS = msgspec.structs.replace(settings.DEFAULT, timeout_s=1.0, replicas=2, history=1_000)
@@ -192,7 +193,7 @@ class WriteModel(stateful.RuleBasedStateMachine):
         return operation
 
     def _expected(self, key: str, expected: str) -> int | None:
-        entries = self._entries(key)
+        entries = self._states(key)
         match expected:
             case "current" if entries and entries[-1].record.value is not None:
                 return entries[-1].version
@@ -267,10 +268,18 @@ class WriteModel(stateful.RuleBasedStateMachine):
     # -- judgement -------------------------------------------------------------------------------------------
 
     def _entries(self, key: str) -> list[context_log.ContextLogEntry]:
-        messages = self.net.logs[protocol.STREAM].messages.values()
-        return [
-            entry for message in messages if (entry := context_log.parse_entry(message)).record.key == key
-        ]
+        """The records of a key that count."""
+        order, entries = page_order.PageOrder(), []
+        for message in self.net.logs[protocol.STREAM].messages.values():
+            page = protocol.decode(message.data, protocol.ContextPage)
+            for place, counts in enumerate(order.add(message.sequence, page)):
+                if counts and page.records[place].key == key:
+                    position = pages.position(message.sequence, place)
+                    entries.append(context_log.ContextLogEntry(page.records[place], position))
+        return entries
+
+    def _states(self, key: str) -> list[context_log.ContextLogEntry]:
+        return [entry for entry in self._entries(key) if entry.record.reason != "refuse"]
 
     def teardown(self) -> None:
         try:
@@ -287,11 +296,11 @@ class WriteModel(stateful.RuleBasedStateMachine):
         """The versions of the operations that were stored, each at a moment when it was possible."""
         version, live = 0, False
         stored: dict[int, int] = {}
+        refused: set[int] = set()
         for entry in self._entries(key):
             record = entry.record
             if record.reason == "refuse":
-                assert (version, record.value) == (0, None), "only of what has never been there"
-                version = entry.sequence
+                refused.add(int(record.request[1:]))
                 continue
             if record.reason == "place":
                 assert entry.version == version, "a move changes nothing"
@@ -300,11 +309,12 @@ class WriteModel(stateful.RuleBasedStateMachine):
             operation = self.operations[number]
             request = operation.request
             assert number not in stored, f"{request} was carried out twice"
+            assert number not in refused, f"{request} was carried out after it was refused"
             assert record.writer == operation.writer
             assert record.value == (request.value if isinstance(request, protocol.PutContext) else None)
             assert live or isinstance(request, protocol.PutContext), "nothing was there to be deleted"
             assert request.expected_version in (None, version if live else 0)
-            version, live = entry.sequence, record.value is not None
+            version, live = entry.position, record.value is not None
             stored[number] = version
         return stored
 
@@ -329,7 +339,7 @@ class WriteModel(stateful.RuleBasedStateMachine):
                 value = (await contexts.get(key, max_staleness_s=0.0)).value
             except errors.NotFound:
                 value = None
-            entries = self._entries(key)
+            entries = self._states(key)
             assert value == (entries[-1].record.value if entries else None)
 
     async def _close(self) -> None:

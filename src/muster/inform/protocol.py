@@ -6,16 +6,14 @@
     muster.inform.all.context.<bucket>.<kind>                to the holders of the contexts of a bucket
     muster.inform.all.nodes.<kind>                           to all information nodes
     muster.inform.to.<node>.<kind>                           from node to node
-    muster.inform.log.context.<bucket>.<token>               the log: one subject for each context
+    muster.inform.log.page.<node>                            the log: pages of the records of a node
 
 Contexts share `BUCKETS` topics: a million subscriptions would cost a broker 760 MB.  A node ignores messages
-about contexts that it does not hold.  The log subject of a context contains the hash of its key, so keys may
-be any text.  The record contains the key itself, and a record under the hash of another key is rejected.
+about contexts that it does not hold.
 
 Every record of the log is complete: the value and the holders of the replicas.  The first of ``holders`` is
-the primary.  So the last record of a subject is the complete state of a context, an append needs only the
-sequence of that record, and a change of the primary is an append: the next append of the former primary
-fails.
+the primary.  So the last record of a key that counts (`muster.inform.node.log.page_order`) is the complete
+state of a context, and a change of the primary is a record like any other.
 """
 
 from __future__ import annotations
@@ -66,12 +64,36 @@ class ContextRecord(InformMessage, frozen=True, gc=False):
     stamped_by: str
     value: bytes | None = None
     attributes: bytes = b""  # MessagePack of `Attributes`; empty: none
-    version: int = 0  # the sequence of the record that wrote the value; 0: of this record
+    version: int = 0  # the position of the record that wrote the value; 0: of this record
     expires_at_ns: int = 0  # by the clock of the log; 0: never
     writer: str = ""
     request: str = ""  # id of the write, to detect repeated attempts
-    reason: str = "put"  # or delete, expire, place (new holders), refuse (only uses up a message id)
+    reason: str = "put"  # or delete, expire, place (new holders, or written again), forget (its tombstone has
+    # ended), refuse (the request was rejected, and no attempt of it is to be stored any more)
     acknowledge: bool = False  # holders send `ReplicaApplied` to the primary
+
+
+class FenceCandidate(InformMessage, frozen=True):
+    """A live node, as the node that fences another one sees it."""
+
+    node: str
+    load: float
+    proximity_ms: float
+    zone: str
+
+
+class ContextPage(InformMessage, frozen=True):
+    """What a node appends at one time. ``basis``: the sequence up to which it had applied the log before;
+    a record does not count if another one of its key came in between.
+
+    ``fence``, in a page on the subject of another node: the live nodes. From here on, that node is the
+    primary of no context.
+    """
+
+    basis: int
+    records: list[ContextRecord] = []
+    lease_s: float = 0.0  # the node may answer reads from memory for so long
+    fence: list[FenceCandidate] = []
 
 
 class Context(InformMessage, frozen=True):
@@ -283,10 +305,9 @@ class UpdateContext(InformMessage, frozen=True):
 
 
 class ContextQuery(InformMessage, frozen=True):
-    """A context by key, in a request between nodes; ``silent`` is a primary that does not reply."""
+    """A context by key, in a request between nodes."""
 
     key: str
-    silent: str = ""
 
 
 class ReplicaApplied(InformMessage, frozen=True):
@@ -312,7 +333,6 @@ def _silent_text(silent: list[str], silent_more: int) -> str:
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decode_record = msgspec.msgpack.Decoder(ContextRecord).decode
 _decode_attributes = msgspec.msgpack.Decoder(Attributes).decode
 
 
@@ -340,13 +360,6 @@ def decode(data: bytes, kind: type[T]) -> T:
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise errors.InvalidInput(f"invalid {kind.__name__}: {error}") from error
     return message
-
-
-def decode_record(data: bytes) -> ContextRecord:
-    try:
-        return _decode_record(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise errors.InvalidInput(f"invalid record of a context: {error}") from error
 
 
 def attributes_of(data: bytes) -> Attributes:
@@ -391,13 +404,24 @@ def bucket(key: str) -> int:
     return int(token(key)[:8], 16) % BUCKETS
 
 
-_LOG = subjects.log_subject(PART, "context")
-LOG_SUBJECTS = f"{_LOG}.*.*"
+_PAGES = subjects.log_subject(PART, "page", "")
+LOG_SUBJECTS = f"{_PAGES}*"
+FORMER_SUBJECTS = subjects.log_subject(
+    PART, "context", ""
+)  # until 0.1.0: a record each, by the hash of its key
 
 
-def log_subject(key: str) -> str:
-    name = token(key)
-    return f"{_LOG}.{int(name[:8], 16) % BUCKETS}.{name}"
+def page_subject(node: str) -> str:
+    return f"{_PAGES}{node}"
+
+
+def former_subject(key: str) -> str:
+    return f"{FORMER_SUBJECTS}{bucket(key)}.{token(key)}"
+
+
+def node_of(subject: str) -> str | None:
+    """The node whose pages have this subject; None for a former record."""
+    return subject.removeprefix(_PAGES) if subject.startswith(_PAGES) else None
 
 
 @functools.lru_cache(2 * BUCKETS)

@@ -95,6 +95,15 @@ class InformSettings(sections.SettingsSection, frozen=True, kw_only=True):
             gt=0,
         ),
     ] = 0.25
+    reads_by_lease: Annotated[
+        bool,
+        doc(
+            "A primary answers linearizable reads from its memory for 4 s after it appended a page to the "
+            "log; the first read after that appends one. Such a read is several times as fast, but correct "
+            "only if no clock of a node (CLOCK_BOOTTIME) runs a fifth faster than that of another. A node "
+            "that does not reply is replaced up to 5 s later. Off: the log confirms each read."
+        ),
+    ] = False
     refresh_s: Annotated[
         float,
         doc("Time between two rounds of Server-Information: the maximum age of load and proximity.", gt=0),

@@ -151,14 +151,16 @@ def _check_log(story: history.History) -> Iterator[str]:
             if count > 1:
                 yield f"contexts: {key}: {value} is {count} times in the log"
         for before, after in itertools.pairwise(entries):
-            if after.facts["reason"] in ("place", "refuse") or before.facts["reason"] == "refuse":
+            if "refuse" in (before.facts["reason"], after.facts["reason"]):
+                continue
+            if after.facts["reason"] in ("place", "forget") or before.facts["reason"] == "forget":
                 continue
             purged = before.facts["value"] is None
-            ends = after.facts["reason"] == "expire"  # any node may record it
+            ends = after.facts["reason"] == "expire"
             if ends and (purged or after.facts["at_s"] < before.facts["expires_s"] - LEASE_SLACK_S):
                 yield f"contexts: {key}: {after} is before the end of the lease of {before}"
-            if after.facts["stamped_by"] != before.facts["holders"][0] and not (purged or ends):
-                yield f"contexts: {key}: {after} is not of the primary, which {before} names"
+            if after.facts["stamped_by"] != after.facts["primary"] and not purged:
+                yield f"contexts: {key}: {after} is not of the primary, {after.facts['primary']}"
             if after.facts["stamp"] <= before.facts["stamp"] and not purged:
                 yield f"contexts: {key}: the stamp of {after} is not above that of {before}"
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from collections.abc import Iterator
 
 import msgspec
 
+from muster.bus.log import pages
 from muster.bus.memory import network
 from muster.core import errors
 from muster.inform import client, protocol, settings
 from muster.inform.node import node as node_node
-from muster.inform.node.log import context_log
+from muster.inform.node.log import context_log, fences, page_order
 from tests.sim import domain as domain_
 from tests.sim import history, host
 
@@ -35,6 +37,9 @@ SETTINGS = msgspec.convert(
     },
     settings.InformSettings,
 )
+# So that the log of a short run is trimmed, and pages come too late.
+TRIM_BYTES = 8_000
+page_order.WINDOW = 40
 
 
 class ContextPart:
@@ -44,6 +49,9 @@ class ContextPart:
         self._nodes: dict[str, node_node.InformationNode] = {}
         chance = domain.chance("contexts")
         self._has_views = chance.random() < 0.5
+        self._holders: dict[str, tuple[str, ...]] = {}
+        self._settings = msgspec.structs.replace(SETTINGS, reads_by_lease=chance.random() < 0.3)
+        self._trims = chance.random() < 0.5
         self._replicas = chance.choice((1, 3))  # of the log: where there are several, they confirm reads
         for name in NODES:
             domain.add_host(name, self._node, role="information node")
@@ -59,8 +67,10 @@ class ContextPart:
         bus = await machine.connect()
         view = machine.folder / "view.db" if self._has_views else None
         node = await node_node.start(
-            bus, settings=SETTINGS, view=view, replicas=self._replicas, now_ns=machine.wall_ns
+            bus, settings=self._settings, view=view, replicas=self._replicas, now_ns=machine.wall_ns
         )
+        if self._trims:
+            node.maintenance.trim_bytes_min = TRIM_BYTES
         self._nodes[machine.name] = node
         self._history.note(machine.name, "serves")
         while True:
@@ -158,9 +168,13 @@ class ContextPart:
         contexts = client.InformClient(await machine.connect(), timeout_s=TIMEOUT_S)
 
         async def watch(key: str) -> None:
-            async for change in contexts.watch(key):
-                value = None if change.value is None else change.value.decode()
-                self._history.event(machine.name, "watched", key=key, version=change.version, value=value)
+            try:
+                async for change in contexts.watch(key):
+                    value = None if change.value is None else change.value.decode()
+                    self._history.event(machine.name, "watched", key=key, version=change.version, value=value)
+            except errors.NotFound:  # its versions were trimmed before this node read the log
+                if not self._trims:
+                    raise
 
         await asyncio.gather(*(watch(key) for key in KEYS))
 
@@ -172,46 +186,71 @@ class ContextPart:
         contexts = client.InformClient(await machine.connect("finisher"), timeout_s=TIMEOUT_S)
         for key in KEYS:
             await self._read(contexts, "finisher", key, 0.0)
+        for entry, primary, at_s in self._log():
+            record = entry.record
+            self._history.fact(
+                "logged",
+                key=record.key,
+                sequence=entry.position,
+                version=entry.version,
+                reason=record.reason,
+                value=None if record.value is None else record.value.decode(),
+                primary=primary,
+                stamp=record.stamp,
+                stamped_by=record.stamped_by,
+                at_s=at_s,
+                expires_s=(record.expires_at_ns - network.EPOCH_NS) / 1e9
+                if record.expires_at_ns
+                else math.inf,
+            )
+
+    def _log(self) -> Iterator[tuple[context_log.ContextLogEntry, str | None, float]]:
+        """The records that count, the primary that was to write each, and when they were stored."""
+        order, holders = page_order.PageOrder(), dict[str, tuple[str, ...]]()
         for stored in self._domain.net.stored.get(protocol.STREAM, ()):
-            record = protocol.decode_record(stored.message.data)
-            if not record.key.startswith(context_log.OWN_KEYS):
-                self._history.fact(
-                    "logged",
-                    key=record.key,
-                    sequence=stored.sequence,
-                    version=record.version or stored.sequence,
-                    reason=record.reason,
-                    value=None if record.value is None else record.value.decode(),
-                    holders=record.holders,
-                    stamp=record.stamp,
-                    stamped_by=record.stamped_by,
-                    at_s=stored.at_s,
-                    expires_s=(record.expires_at_ns - network.EPOCH_NS) / 1e9
-                    if record.expires_at_ns
-                    else math.inf,
-                )
+            page = protocol.decode(stored.message.data, protocol.ContextPage)
+            fenced = protocol.node_of(stored.message.subject)
+            if page.fence:
+                for key, of in holders.items():
+                    if of and of[0] == fenced:
+                        holders[key] = fences.moved(of, of[0], page.fence)
+            counts = order.add(stored.sequence, page)
+            for place, (record, does) in enumerate(zip(page.records, counts, strict=True)):
+                if does:
+                    entry = context_log.ContextLogEntry(record, pages.position(stored.sequence, place))
+                    yield entry, next(iter(holders.get(record.key, ())), None), stored.at_s
+                    if record.reason == "forget":
+                        del holders[record.key]
+                    elif record.reason != "refuse":
+                        holders[record.key] = record.holders
+        self._holders = holders
 
     def missing(self) -> str | None:
         """What is not restored yet after the end of the faults."""
-        serving = [name for name, node in self._nodes.items() if self._domain.hosts[name].is_up and node]
+        serving = {
+            name: node
+            for name, node in self._nodes.items()
+            if self._domain.hosts[name].is_up and node and not node.state.closing
+        }
         if len(serving) < len(NODES):
             return f"only {sorted(serving)} serve"
-        log = self._domain.net.logs[protocol.STREAM]
-        for key in KEYS:
-            sequence = log.last_of(protocol.log_subject(key))
-            stored = log.messages.get(sequence)
-            if stored is None:
+        last: dict[str, context_log.ContextLogEntry | None] = {}
+        for entry, _, _ in self._log():
+            if entry.record.reason != "refuse":
+                last[entry.record.key] = None if entry.record.reason == "forget" else entry
+        for key, current in last.items():
+            if current is None:
                 continue
-            record = context_log.parse_entry(stored).record
-            if record.value is not None and len(record.holders) != SETTINGS.replicas:
-                return f"{key} has replicas on {record.holders}"
-            for name, node in self._nodes.items():
+            holders = self._holders[key]
+            if current.record.value is not None and len(holders) != SETTINGS.replicas:
+                return f"{key} has replicas on {holders}"
+            for name, node in serving.items():
                 replica = node.state.replicas.index.get(key)
                 holds = replica is not None and not replica.temporary
-                if holds != (name in record.holders):
-                    return f"{name} {'holds' if holds else 'lacks'} {key}, whose holders are {record.holders}"
-                if holds and replica is not None and replica.sequence != sequence:
-                    return f"{name} has {key} at {replica.sequence}, not {sequence}"
+                if holds != (name in holders):
+                    return f"{name} {'holds' if holds else 'lacks'} {key}, whose holders are {holders}"
+                if holds and replica is not None and replica.position != current.position:
+                    return f"{name} has {key} at {replica.position}, not {current.position}"
         return None
 
 

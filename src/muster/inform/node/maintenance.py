@@ -19,13 +19,19 @@ import msgspec
 from muster.bus.http import client as http_client
 from muster.core import errors, messages
 from muster.inform import protocol
-from muster.inform.node import primary, state
-from muster.inform.node.replicas import demand, placement, replica_table
+from muster.inform.node import primary, state, writes
+from muster.inform.node.log import fences, page_order
+from muster.inform.node.replicas import demand, placement
 
 PROBE_S = 1.0
 CHUNK = 2_000
 CONCURRENT_MAX = 32
 APPENDS_MAX = 500  # concurrent appends without a read: as many as share one sync
+TRIM_FACTOR = 3
+TRIM_BYTES_MIN = 16 << 20  # a smaller log is not trimmed
+TRIM_RECORDS = 5_000  # in a round
+TRIM_BYTES = 8 << 20  # in a round
+TRIM_PARTS = 4  # of the log: records of the oldest are written again
 AGAIN_NS = 5_000_000_000  # retry an expiry that could not be written
 READS_REPORTED = 50  # contexts in a report to the sensor: those that are read most
 READ_KEY_MAX = 240  # characters of their keys: the name of a metric has at most 256
@@ -36,9 +42,16 @@ _Work = Callable[
 
 
 class NodeMaintenance:
-    def __init__(self, shared: state.NodeState, primary_writer: primary.PrimaryWriter) -> None:
+    def __init__(
+        self, shared: state.NodeState, primary_writer: primary.PrimaryWriter, writer: writes.ContextWriter
+    ) -> None:
         self._state = shared
         self._primary = primary_writer
+        self._writer = writer
+        self._lost: set[str] = set()  # nodes that are not fenced yet
+        self.trim_bytes_min = TRIM_BYTES_MIN
+        self._trim_bytes = 0
+        self._adopted = 0  # the sequence of the last fence that was considered
         self._steady_since_s: float | None = None
         self._load_at_s = shared.now_s()
         self._asked_at_s = 0.0
@@ -92,8 +105,6 @@ class NodeMaintenance:
                 None  # this node was suspended or stopped: silence does not mean that peers are lost
             )
         try:
-            if shared.was_offline_too_long:
-                await self.drop_purged()
             await shared.refresh(shared.settings.timeout_s)
         except errors.Unavailable:
             self._steady_since_s = None
@@ -106,23 +117,36 @@ class NodeMaintenance:
         if now_s - self._steady_since_s >= shared.settings.lost_after_s:
             for node in shared.directory.remove_lost(now_s):
                 state.events.warning("node-lost", lost=node, by=shared.name)
+                self._lost.add(node)
+            await self._fence_lost()
+            await self._adopt()
             await self.repair()
 
-    async def drop_purged(self) -> None:
-        """Drop replicas whose deletion this node missed and whose log has been purged."""
+    async def _fence_lost(self) -> None:
+        """As the first of the live nodes: the contexts of lost nodes need primaries, which repair them."""
         shared = self._state
-        asked_at_s = shared.now_s()
-        await shared.catch_up(shared.settings.timeout_s)  # the follower receives later deletions
+        self._lost.difference_update(shared.directory.nodes)
+        if shared.directory.nodes and shared.directory.nodes[0] < shared.name:
+            return
+        for node in sorted(self._lost):
+            await self._writer.fence(node)
+            self._lost.discard(node)
 
-        async def look_up(key: str) -> None:
-            if await shared.log.last(key) is None:
-                shared.drop(key)
-
-        keys = list(shared.replicas.index)
-        for first in range(0, len(keys), CHUNK):
-            if not await _all([partial(look_up, key) for key in keys[first : first + CHUNK]]):
-                raise errors.Unavailable("the log is unavailable")
-        shared.fresh_at_s = asked_at_s
+    async def _adopt(self) -> None:
+        """Hold the contexts of which all holders are lost and fences have made this node the primary."""
+        shared, view = self._state, self._state.view
+        saved = (await view.facts()).position
+        news = [fence for fence in shared.fences if self._adopted < fence.sequence <= saved]
+        if any(fences.moved((fence.node,), fence.node, fence.live)[0] == shared.name for fence in news):
+            async for page in view.load():
+                for entry in page:
+                    key = entry.record.key
+                    if key not in shared.replicas.index and shared.present_holders(entry)[:1] == (
+                        shared.name,
+                    ):
+                        await shared.current(key)
+                await asyncio.sleep(0)
+        self._adopted = saved
 
     async def repair(self) -> None:
         """Replace replicas that were lost with a node, and create those that a new node makes possible."""
@@ -131,15 +155,12 @@ class NodeMaintenance:
         keys = list(shared.short) if generation == self._generation else list(shared.replicas.index)
         shared.short.clear()
         live = shared.directory.candidates(shared.information())
-        members = [candidate.node for candidate in live]
         work: list[_Work] = []
         for number, key in enumerate(keys, 1):
             if number % CHUNK == 0:
                 await asyncio.sleep(0)
             replica = shared.replicas.index.get(key)
-            if replica is None or replica.temporary:
-                continue
-            if placement.repair_owner(replica.holders, members) != shared.name:
+            if replica is None or replica.temporary or replica.holders[0] != shared.name:
                 continue
             holders = placement.repair_plan(
                 replica.holders, live, shared.replica_target(), watermark=settings.watermark
@@ -210,20 +231,18 @@ class NodeMaintenance:
     async def store(self, key: str) -> None:
         """A Context Storage Request: hold a temporary replica.
 
-        The record is read from the log, so that its age is measured by the clock of this node; a record in
-        the request would be as old as the request took. From then on the replica follows the log: if the
-        follower passes a newer record during the read, the read is repeated.
+        From then on the replica follows the log, and is as old as the permanent ones of this node. If the key
+        changes while its record is read, it is read again.
         """
         shared = self._state
         while True:
             changed = shared.change_event(key)
-            asked_at_s = shared.now_s()
-            entry = await shared.log.last(key)
+            entry = await shared.current(key)
             if entry is None or entry.record.value is None:
                 return
             if not changed.is_set():
                 shared.replicas.install_temporary(
-                    entry.record, entry.sequence, shared.now_s(), fresh_at_s=asked_at_s
+                    entry.record, entry.position, shared.now_s(), fresh_at_s=shared.fresh_at_s
                 )
                 return
 
@@ -242,61 +261,68 @@ class NodeMaintenance:
         """Process up to `CHUNK` due contexts. Return whether all succeeded and more are due."""
         shared = self._state
         now_ns = shared.log_now_ns()
-        members = [shared.name, *shared.directory.nodes]
-        expired: list[_Work] = []
-        deleted: dict[str, replica_table.Replica] = {}
+        work: list[_Work] = []
         for _ in range(CHUNK):
             if not shared.due or shared.due[0][0] > now_ns:
                 break
             _, key = heapq.heappop(shared.due)
             replica = shared.replicas.index.get(key)
-            if replica is None:
+            if replica is None or replica.holders[0] != shared.name:
                 continue
             if replica.deleted:
                 if replica.expires_at_ns > now_ns:
-                    heapq.heappush(shared.due, (replica.expires_at_ns, key))
-                elif (replica.stamp >> 16) * 1_000_000 + shared.tombstone_ns <= now_ns:
-                    if (
-                        not replica.temporary
-                        and placement.repair_owner(replica.holders, members) == shared.name
-                    ):
-                        deleted[key] = replica
-                        heapq.heappush(shared.due, (now_ns + AGAIN_NS, key))
-                    else:
-                        shared.drop(key)
-            elif 0 < replica.expires_at_ns <= now_ns:
-                if replica.temporary:
-                    shared.drop(key)
-                elif replica.holders[0] == shared.name:
-                    expired.append(partial(self._expire, key))
-                    heapq.heappush(shared.due, (now_ns + AGAIN_NS, key))
-        await asyncio.sleep(0)  # a batch of replicas that are only dropped sends no request
-        succeeded = await _all(expired, concurrent_max=APPENDS_MAX)
-        succeeded &= await _all([partial(self._look_up_deletion, replica) for replica in deleted.values()])
-        forgets = [(key, replica) for key, replica in deleted.items() if 0 < replica.expires_at_ns <= now_ns]
-        if forgets:
-            last = max(replica.sequence for _, replica in forgets)
-            succeeded &= await _all(
-                [partial(shared.log.record_purge, last, timeout_s=shared.settings.timeout_s)]
-            ) and await _all([partial(self._forget, key, replica) for key, replica in forgets])
+                    continue  # there is another entry
+                work.append(partial(self._primary.forget, key, replica))
+            elif 0 < replica.expires_at_ns <= now_ns and not replica.temporary:
+                work.append(partial(self._expire, key))
+            else:
+                continue
+            heapq.heappush(shared.due, (now_ns + AGAIN_NS, key))
+        succeeded = await _all(work, concurrent_max=APPENDS_MAX)
         return succeeded and bool(shared.due) and shared.due[0][0] <= now_ns
 
-    async def _look_up_deletion(self, replica: replica_table.Replica) -> None:
-        """When the tombstone ends, by the log: the stamp is too early if the clock of its node was behind,
-        and a node that is offline for some minutes would keep the context."""
-        if not replica.expires_at_ns:
-            stored_at_ns = await self._state.log.stored_at_ns(replica.sequence)
-            replica.expires_at_ns = stored_at_ns + self._state.tombstone_ns
-
     async def _expire(self, key: str) -> None:
-        if await self._primary.expire(key):
+        if await self._primary.end_lease(key):
             self.moved["expired"] += 1
 
-    async def _forget(self, key: str, replica: replica_table.Replica) -> None:
-        shared = self._state
-        await shared.log.purge(key, replica.sequence)
-        if shared.replicas.index.get(key) is replica:
-            shared.drop(key)
+    # Trimming.
+
+    async def trim(self) -> None:
+        """As the first of the live nodes: write the oldest live records again, remove what is before them.
+
+        So the log is at most `TRIM_FACTOR` times as large as what is live, and smaller near its budget. A
+        record that is written again counts like any other: not if the context has changed meanwhile.
+        """
+        shared, view = self._state, self._state.view
+        if shared.directory.nodes and shared.directory.nodes[0] < shared.name:
+            return
+        log = await shared.log.state()
+        if log.bytes < max(self._trim_bytes, self.trim_bytes_min):
+            return
+        since, unsaved = shared.log.applied, shared.unsaved.keys()
+        saved = await view.facts()
+        live_bytes = await view.live_bytes()
+        room = int(shared.log.max_bytes * (1 - state.LOG_RESERVED))
+        most = min(TRIM_FACTOR * live_bytes, (live_bytes + room) // 2)
+        self._trim_bytes = max(self.trim_bytes_min, most)
+        oldest = await view.oldest(TRIM_RECORDS, TRIM_BYTES)
+        first = min([entry.sequence for entry in oldest[:1]] + [saved.position]) - page_order.WINDOW
+        if first > log.first_sequence:
+            await shared.log.purge(first)
+        if log.bytes < self._trim_bytes:
+            return
+        until = first + page_order.WINDOW + (log.last_sequence - first) // TRIM_PARTS
+        copies = [
+            primary.placed(entry, shared.present_holders(entry))
+            for entry in oldest
+            if entry.sequence <= until and entry.record.key not in unsaved
+        ]
+        outcomes = await asyncio.gather(
+            *(shared.log.append(copy, since) for copy in copies), return_exceptions=True
+        )
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException) and not isinstance(outcome, errors.Conflict):
+                raise outcome
 
 
 async def _all(work: list[_Work], *, concurrent_max: int = CONCURRENT_MAX) -> bool:

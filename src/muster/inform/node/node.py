@@ -19,6 +19,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
+import msgspec
+
 from muster.bus import api, uptime
 from muster.bus.rpc import admission, requests, server
 from muster.core import errors, lifecycle, subjects
@@ -34,6 +36,7 @@ IN_FLIGHT_MAX = 4_096
 EACH_AT_ONCE = 64  # of one client
 WATCHING_MAX = 16_384  # a separate limit: waiting clients must not block writes
 RETRY_S = 0.5
+TRIM_S = 2.0  # longer than the view is behind
 DRAIN_S = 2.0
 AT_ONCE_BYTES_MAX = 64 << 10
 READ_COST = 0.02  # of a read from memory, beside its receipt (`admission`)
@@ -58,29 +61,30 @@ async def start(
     mount_backends: registry.Backends = registry.BACKENDS,
 ) -> InformationNode:
     """Start a node. It has loaded its view and received the whole log. ``name``: by default the bus identity.
-    ``view``: the file of its view.
+    ``view``: the file of its view; in memory by default.
 
     ``joins``: leave an existing log as it is, whatever the settings say.  ``uptime_s``: a clock that also
     counts time in suspend (None: `uptime.clock_of` the loop).  ``role_of``: None if identities have no roles,
     on a bus without trust.
     """
     name = subjects.token(name or bus.identity)
-    log = await context_log.ContextLog.open(
-        bus,
-        history=settings.history,
-        max_bytes=max_bytes,
-        replicas=replicas,
-        joins=joins,
-        tombstone_s=settings.tombstone_s,
+    uptime_s = uptime_s or uptime.clock_of(asyncio.get_running_loop())
+    log = context_log.ContextLog(
+        await context_log.open_stream(bus, max_bytes=max_bytes, replicas=replicas, joins=joins),
+        name,
+        max_bytes,
+        lease_s=state.LEASE_S if settings.reads_by_lease else 0.0,
+        timeout_s=settings.timeout_s,
+        now_s=uptime_s,
     )
     shared = state.NodeState(
         name,
         bus,
         log,
         settings=settings,
-        view=log_view.ReplicaView(view, name) if view is not None else None,
+        view=log_view.ReplicaView(view, name, settings.history),
         now_ns=now_ns,
-        uptime_s=uptime_s or uptime.clock_of(asyncio.get_running_loop()),
+        uptime_s=uptime_s,
         role_of=role_of,
         zone=zone,
         mount_backends=mount_backends,
@@ -99,13 +103,13 @@ class InformationNode(lifecycle.ClosingContext):
         self.state = shared
         self.name = shared.name
         self.primary = primary.PrimaryWriter(shared)
-        self.reader = reads.ContextReader(shared, self.primary)
-        self.search = search.ContextSearch(shared, self.reader)
         self.writer = writes.ContextWriter(shared, self.primary)
-        self.maintenance = maintenance.NodeMaintenance(shared, self.primary)
+        self.reader = reads.ContextReader(shared, self.primary, self.writer)
+        self.search = search.ContextSearch(shared, self.reader)
+        self.maintenance = maintenance.NodeMaintenance(shared, self.primary, self.writer)
         self.malformed = 0  # messages of nodes
         self.not_requests: Counter[str] = Counter()  # invalid messages of clients, by reason
-        self._view_writer = view_writer.ViewWriter(shared, shared.view) if shared.view is not None else None
+        self._view_writer = view_writer.ViewWriter(shared)
         self.follower = follower.LogFollower(shared, self._view_writer)
         self._subscriptions: list[api.Subscription] = []
         self._topics: dict[int, api.Subscription] = {}
@@ -146,7 +150,7 @@ class InformationNode(lifecycle.ClosingContext):
             operation.name: dataclasses.replace(operation, is_charged=False)
             for operation in (
                 _operation("update", protocol.UpdateContext, lambda _, update: self.primary.update(update)),
-                _operation("become-primary", protocol.ContextQuery, self._become_primary),
+                _operation("end-lease", protocol.ContextQuery, lambda _, of: self.primary.end_lease(of.key)),
                 _operation("find", protocol.FindContexts, self._find_here),
                 _operation("where", protocol.ContextQuery, self._where_here),
                 _operation("store", protocol.ContextQuery, lambda _, name: self.maintenance.store(name.key)),
@@ -162,15 +166,13 @@ class InformationNode(lifecycle.ClosingContext):
     # Start and stop.
 
     async def open(self) -> None:
-        if self._view_writer is not None:
-            await self._view_writer.load()
-            self._loops.append(self._supervisor.loop("view", self._view_writer.run))
-        loaded = self.state.position
+        log = self.state.log
+        await self._view_writer.load()
+        self._loops.append(self._supervisor.loop("view", self._view_writer.run))
         self._loops.append(self._supervisor.loop("log", self.follower.run))
         await self.follower.catch_up()
-        # Deletions may have been purged after the check of the view and before the follower reached them.
-        if loaded and await self.state.log.purged_up_to() > loaded:
-            await self.maintenance.drop_purged()
+        await log.look_up(self.name)
+        await asyncio.sleep(log.lease_left_s(self.name))  # of a former process, which may be frozen
         if self.state.replicas.evicted:
             await asyncio.to_thread(os_process.trim_heap)
         for subject in (protocol.to_node(self.name, "*"), protocol.to_all("*")):
@@ -192,6 +194,7 @@ class InformationNode(lifecycle.ClosingContext):
             loop("probes", every(maintenance.PROBE_S, self.maintenance.probe)),
             loop("expiry", every(maintenance.PROBE_S, self.maintenance.expire_due)),
             loop("demand", every(settings.interval_s, self.maintenance.follow_demand)),
+            loop("trimming", every(TRIM_S, self.maintenance.trim)),
         ]
 
     async def close(self) -> None:
@@ -208,13 +211,12 @@ class InformationNode(lifecycle.ClosingContext):
                 task.cancel()
             await asyncio.gather(*work, return_exceptions=True)
             self._loops.clear()
+        await self.state.log.close()
         await self.state.log_end.close()
         await self.state.confirmed_end.close()
         await self._server.close()  # last: a failed write may have been submitted to it
         await self._watching.close()
-        writer, self._view_writer = self._view_writer, None
-        if writer is not None:
-            await writer.close()
+        await self._view_writer.close()
 
     async def _drain(self) -> None:
         if self._tasks:
@@ -229,7 +231,7 @@ class InformationNode(lifecycle.ClosingContext):
     @property
     def view_failure(self) -> errors.MusterError | None:
         """The error while the view cannot be written."""
-        return self._view_writer.failure if self._view_writer is not None else None
+        return self._view_writer.failure
 
     def failure(self) -> str | None:
         """The last failure of a background task that has not run long enough since."""
@@ -296,11 +298,6 @@ class InformationNode(lifecycle.ClosingContext):
                     return
                 self.state.demand.add(request.key, request.origin)
                 self._respond(message, protocol.reply(context, self.name))
-            elif kind == "select":
-                name = protocol.decode(message.data, protocol.ContextQuery)
-                replica = self.state.replicas.index.get(name.key)
-                if replica is not None and not replica.temporary and name.silent != self.name:
-                    self._respond(message, protocol.reply(self.state.information(), self.name))
         except errors.InvalidInput as error:
             self.malformed += 1
             state.events.warning("malformed", subject=message.subject, error=error)
@@ -360,33 +357,36 @@ class InformationNode(lifecycle.ClosingContext):
         if len(self._tasks) + self._server.pending >= IN_FLIGHT_MAX:
             return False
         try:
-            pending = self.writer.begin(protocol.decode(caller.message.data, kind), caller.identity)
+            write = protocol.decode(caller.message.data, kind)
+            begun = self.writer.begin(write, caller.identity)
         except errors.MusterError:
             return False
-        if pending is None:
+        if begun is None:
             return False
+        record, stored = begun
         self._server.charge(caller.identity, admission.REQUEST)
-        self._tasks.add(pending.stored)
-        pending.stored.add_done_callback(lambda _: self._finish(caller, pending))
-        return True
+        self._tasks.add(stored)
 
-    def _finish(self, caller: requests.RpcCaller, pending: writes.PendingWrite) -> None:
-        self._tasks.discard(pending.stored)
-        try:
-            self._respond(caller.message, protocol.reply(self.writer.finish(pending), self.name))
-        except errors.MusterError as error:
-            failure = error
-            # Never left out, neither for overload nor as a repetition: it releases the key.
-            resume = server.RpcOperation(
+        def finish(_: asyncio.Future[int]) -> None:
+            self._tasks.discard(stored)
+            if stored.cancelled():
+                return
+            if stored.exception() is None:
+                entry = context_log.ContextLogEntry(record, stored.result())
+                self._respond(caller.message, protocol.reply(primary.written(entry, 1), self.name))
+                return
+            again = msgspec.structs.replace(write, request=record.request, key=record.key, repeat=True)
+            operation = server.RpcOperation(
                 "write",
-                lambda *_: self.writer.resume(pending, failure),
+                lambda *_: self.writer.write(again, caller.identity),
                 audited=False,
                 decode=lambda data: data,
                 once=False,
             )
-            self._server.submit(caller, resume, admitted=True)
-        except asyncio.CancelledError:
-            return  # the node is closing; the outcome is unknown
+            self._server.submit(caller, operation, admitted=True)  # not rejected for overload
+
+        stored.add_done_callback(finish)
+        return True
 
     def _on_node_message(self, message: api.Message) -> None:
         """Handle a message of another node."""
@@ -421,9 +421,6 @@ class InformationNode(lifecycle.ClosingContext):
 
     async def _find_here(self, _: server.RpcCall, query: protocol.FindContexts) -> protocol.PartialFindResult:
         return await server.metered(query.reader, lambda: self.search.find_here(query))
-
-    async def _become_primary(self, _: server.RpcCall, name: protocol.ContextQuery) -> None:
-        await self.primary.become_primary(name.key, name.silent)
 
     async def _where_here(self, _: server.RpcCall, name: protocol.ContextQuery) -> list[protocol.ReplicaInfo]:
         return self.reader.where_here(name.key)

@@ -1,18 +1,18 @@
 """The primary of a context: appends writes to the log, and changes the holders.
 
-An append names the sequence of the last record of the key (compare-and-set).  So a former primary, if it is
-still alive, cannot append any more: the conflict shows it that it has been replaced.
+Only the primary writes a context.  A record counts only if it continues the state that its node knew
+(`muster.inform.node.log.page_order`), so a former primary that still lives writes nothing: it learns from the
+log that it was replaced.
 
-All attempts of a write use its id as the message id of the append, so the log stores the write once,
-whichever primary tries it and whatever was written in between.  Only the reply remains to be determined.  If
-a retry would be rejected (its expected version has passed because of the first attempt), the primary searches
-the log of the context for the first attempt; if the log does not reach back far enough, the outcome is
-reported as unknown.  If no attempt was stored, the rejection first uses up the id of the write: an attempt
-that another node is still making cannot be stored after the client got the error.
+Records contain the ids of their requests.  A request that was executed, by any primary, is not executed
+again: its first result is returned.  What memory does not remember is searched in the versions of the
+context, if the client has marked the request as a repetition; if they do not reach back far enough, the
+outcome is reported as unknown.  The rejection of a repetition is a record, too (``refuse``): an attempt that
+comes later is rejected as well, whichever node is the primary then.
 
-A lease ends with a record of the log, too.  Every node estimates the time of the log by itself, so a lease
-that is over for one node may last for another.  A write that is rejected because a lease is over, and a
-linearizable read that finds it over, therefore first append the end of the lease.
+A lease ends with a record of the log.  Every node estimates the time of the log by itself, so a lease that is
+over for one node may last for another.  The primary decides: a write that is rejected because a lease is
+over, and a linearizable read that finds it over, first have the primary append its end.
 """
 
 from __future__ import annotations
@@ -24,30 +24,25 @@ from typing import NamedTuple
 
 import msgspec
 
-from muster.bus import api
 from muster.core import clock, errors
 from muster.inform import protocol
 from muster.inform.node import state, write_attempts
 from muster.inform.node.log import context_log
-from muster.inform.node.replicas import placement, replica_table
+from muster.inform.node.replicas import replica_table
 
 ATTEMPTS = 8
 
 
 class KeyState(NamedTuple):
-    """The state of a key in the log, as far as its next record depends on it."""
+    """The state of a key, as far as its next record depends on it."""
 
-    sequence: int
+    since: int  # the sequence up to which it is known
     version: int
     holders: tuple[str, ...]
     stamp: clock.HybridTimestamp | None
     writer: str | None  # None: no context, so no owner
-    request: str
     live: bool
     expired: bool = False  # its lease is over by the time of this node, but not in the log
-
-
-NOTHING = KeyState(0, 0, (), None, None, "", False)  # equivalent: a version is read of what is live
 
 
 class PrimaryWriter:
@@ -66,72 +61,56 @@ class PrimaryWriter:
 
     async def _update(self, update: protocol.UpdateContext) -> protocol.WriteResult:
         shared, write = self._state, update.write
-        begun_s = shared.now_s()
-        async with shared.key_locks.hold(write.key):
-            fresh = False
+        begun_s, key = shared.now_s(), write.key
+        async with shared.key_locks.hold(key):
+            is_confirmed = False
             for _ in range(ATTEMPTS):
-                shared.require_recent(begun_s, write.key)
-                with in_doubt(write.key, is_repeat=update.write.repeat):
-                    base = self.base_here(write.key) if not fresh else None
-                    if base is None:
-                        # If the request has holders, the initiator has no record of the context either.
-                        base = NOTHING if update.holders and not fresh else await self.base_in_log(write.key)
+                shared.require_recent(begun_s, key)
+                with in_doubt(key, is_repeat=update.write.repeat):
+                    base = self.base_here(key) or await self._base(key)
+                    first = await self._first_attempt(update)
+                    if first is not None:
+                        return written(first, 1)
                     try:
                         record = self.next_record(update, base)
                     except protocol.PrimaryMoved:
                         raise
                     except errors.MusterError as rejection:
-                        if (
-                            not fresh
-                        ):  # this node may have been replaced: reject only with the state of the log
-                            fresh = True
+                        if not is_confirmed:  # this node may have been replaced
+                            await shared.refresh(shared.settings.timeout_s, confirmed=True)
+                            is_confirmed = True
                             continue
+                        is_confirmed = False
                         if base.expired:
-                            await self._end_lease(write.key, base)
-                            continue
-                        if not await shared.log.is_last(
-                            write.key, base.sequence, timeout_s=shared.settings.timeout_s
+                            await self._end_lease(key, base)
+                        elif (
+                            not update.write.repeat
+                            or isinstance(rejection, errors.Forbidden)
+                            or await self._refuse(update, base)
                         ):
-                            continue
-                        if not update.write.repeat:
-                            raise
-                        first = await self._first_attempt(update)
-                        if first is not None:
-                            return written(first, 1)
-                        if isinstance(rejection, errors.Forbidden) or await self._fence(update, base):
                             raise
                         continue
-                    if record is None:  # already stored
-                        status = "normal" if len(base.holders) == 1 else "updated"
-                        return protocol.WriteResult(
-                            write.key, base.version, str(base.stamp), shared.name, 1, status
-                        )
                     waiting = self._expect(record) if record.acknowledge else None
                     replicas = 1
                     try:
-                        entry = await self._append(record, base.sequence)
-                        if waiting is not None and entry.record == record:
+                        position = await shared.log.append(record, base.since)
+                        if waiting is not None:
                             replicas = await self._replicated(record, waiting)
                     except errors.Conflict:
-                        fresh = True  # the local state is outdated
-                        update = _repeated(update)
+                        update = _repeated(update)  # if it is stored after all, it is recognised
                         continue
                     finally:
                         self._applied.pop((record.key, record.stamp), None)
-                    if not _is_attempt(entry, update):
-                        raise errors.Conflict(f"{write.key!r}: another attempt of this write was rejected")
-                    return written(entry, replicas)
+                    return written(context_log.ContextLogEntry(record, position), replicas)
         raise errors.TimedOut(
-            f"{write.key!r} had too many concurrent writes; this one may have been stored", retry_after_s=0.1
+            f"{key!r} had too many concurrent writes; this one may have been stored", retry_after_s=0.1
         )
 
-    def next_record(self, update: protocol.UpdateContext, base: KeyState) -> protocol.ContextRecord | None:
+    def next_record(self, update: protocol.UpdateContext, base: KeyState) -> protocol.ContextRecord:
         shared, write = self._state, update.write
         holders = base.holders or update.holders
         if not holders or holders[0] != shared.name:
             raise protocol.PrimaryMoved(f"{shared.name} is not the primary of {write.key!r}")
-        if write.request == base.request and update.writer == base.writer:
-            return None
         shared.check(update.writer, "write", write.key, base.writer if base.live else None)
         version = base.version if base.live else 0
         if write.expected_version is not None and write.expected_version != version:
@@ -177,134 +156,90 @@ class PrimaryWriter:
             return clock.HybridTimestamp(last.time + 1, self._state.name)
 
     def base_here(self, key: str) -> KeyState | None:
+        """The state of a key if it is in memory; None: it may be known all the same."""
         shared = self._state
         replica = shared.replicas.index.get(key)
-        if replica is None or replica.temporary:
+        if replica is None:
+            return self._nothing() if shared.holds_all else None
+        if replica.temporary:
             return None
-        stamp = clock.HybridTimestamp(replica.stamp, replica.stamped_by)
         live = shared.is_live(replica)
         return KeyState(
-            replica.sequence,
+            shared.log.applied,
             replica.version,
             replica.holders,
-            stamp,
+            clock.HybridTimestamp(replica.stamp, replica.stamped_by),
             replica.writer,
-            replica.request,
             live,
             expired=not replica.deleted and not live,
         )
 
-    async def base_in_log(self, key: str) -> KeyState:
-        shared = self._state
-        entry = await shared.log.last(key)
+    def _nothing(self) -> KeyState:
+        return KeyState(self._state.log.applied, 0, (), None, None, False)
+
+    async def _base(self, key: str) -> KeyState:
+        """The state of a key without a permanent replica here."""
+        shared, nothing = self._state, self._nothing()
+        entry = await shared.current(key)
         if entry is None:
-            shared.drop(key)
-            return NOTHING
-        shared.apply(entry)
+            return nothing
         record = entry.record
-        if shared.name not in record.holders:
-            shared.remember_holders(key, record.holders)
-        expired = 0 < record.expires_at_ns <= shared.log_now_ns()  # equivalent (0 -> 1): no lease is so old
         present = record.value is not None
+        expired = present and 0 < record.expires_at_ns <= shared.log_now_ns()
         return KeyState(
-            entry.sequence,
+            nothing.since,
             entry.version,
             record.holders,
-            _stamp(record),
+            clock.HybridTimestamp(record.stamp, record.stamped_by),
             record.writer,
-            record.request,
             live=present and not expired,
-            expired=present and expired,
+            expired=expired,
         )
 
-    async def _append(self, record: protocol.ContextRecord, after: int) -> context_log.ContextLogEntry:
-        """Append and apply; or return what an earlier attempt of the same write stored.
-
-        After a timeout the log is read; `errors.TimedOut` if the outcome stays unknown.
-        """
-        shared = self._state
-        try:
-            sequence = await shared.log.append(record, after, timeout_s=shared.settings.timeout_s)
-        except errors.TimedOut as error:
-            return await self.find_stored(record, error)
-        entry = context_log.ContextLogEntry(record, int(sequence))  # an `api.Duplicate` cannot be encoded
-        if isinstance(sequence, api.Duplicate):
-            with in_doubt(record.key):
-                first = await shared.log.get(sequence, record.key)
-            if first is None:
-                raise errors.TimedOut(
-                    f"the outcome of the write of {record.key!r} is unknown: its log is too short",
-                    hint="read the context and decide again",
-                )
-            if first.record != record:
-                shared.apply(first)
-                return first
-        shared.apply(entry)
-        shared.appended(sequence, record.key)
-        return entry
-
     async def _first_attempt(self, update: protocol.UpdateContext) -> context_log.ContextLogEntry | None:
-        """Return the record of an earlier attempt; None if it is certain that there is none."""
-        shared, key = self._state, update.write.key
-        number = 0
-        try:
-            async for entry in shared.log.entries(key):
-                if _is_attempt(entry, update):
-                    return entry
-                number += 1
-        except errors.Dropped:  # the oldest entry was removed during the read, so the history is incomplete
-            number = shared.settings.history
-        if number < shared.settings.history:
+        """Return the record of an earlier attempt; None if there is none."""
+        shared, write = self._state, update.write
+        position = shared.executed(update.writer, write.key, write.request)
+        if position is None and (not write.repeat or shared.remembers_all):
+            return None
+        versions = await shared.versions(write.key)
+        for entry in versions:
+            record = entry.record
+            if (record.request, record.writer) == (write.request, update.writer):
+                if record.reason == "refuse":
+                    raise errors.Conflict(f"{write.key!r}: another attempt of this write was rejected")
+                return entry
+        recent_ms = shared.now_ns() // 1_000_000 - int(state.EXECUTED_S * 1000)
+        is_cut_off = len(versions) >= shared.settings.history and versions[0].record.stamp >> 16 > recent_ms
+        if position is None and not is_cut_off:
             return None
         raise errors.TimedOut(
-            f"the outcome of the write of {key!r} is unknown: its log is too short",
+            f"the outcome of the write of {write.key!r} is unknown: its log is too short",
             hint="read the context and decide again",
         )
 
-    async def _fence(self, update: protocol.UpdateContext, base: KeyState) -> bool:
-        """Make the log reject every other attempt of a write that is about to be rejected.
+    async def _refuse(self, update: protocol.UpdateContext, base: KeyState) -> bool:
+        """Make all nodes reject every other attempt of a write that is about to be rejected.
 
-        An attempt may still be pending, and succeed after the client got the error.  The record changes
-        nothing but uses up the id of the write.  False: the log has changed since ``base``.
+        An attempt may still be under way, and succeed after the client got the error. False: the context has
+        changed since ``base``.
         """
-        shared, write = self._state, update.write
-        entry = await shared.log.last(write.key)
-        if entry is not None:
-            record = _placed(entry, entry.record.holders)
-        elif isinstance(write, protocol.PutContext):  # it expects a version that no later record can have
-            return True
-        else:
-            stamp = shared.clock.now(shared.now_ns())
-            record = protocol.ContextRecord(
-                write.key, update.holders, stamp.time, stamp.node, reason="refuse"
-            )
-        write_id = context_log.write_id(update.writer, write.key, write.request)
+        write = update.write
+        stamp = self._state.clock.now(self._state.now_ns())
+        record = protocol.ContextRecord(
+            write.key,
+            (),
+            stamp.time,
+            stamp.node,
+            writer=update.writer,
+            request=write.request,
+            reason="refuse",
+        )
         try:
-            sequence = await shared.log.append(
-                record, base.sequence, timeout_s=shared.settings.timeout_s, message_id=write_id
-            )
+            await self._state.log.append(record, base.since)
         except errors.Conflict:
             return False
-        if isinstance(sequence, api.Duplicate):
-            first = await shared.log.get(sequence, write.key)
-            return first is None or not _is_attempt(first, update)
-        shared.apply(context_log.ContextLogEntry(record, sequence))
-        shared.appended(sequence, write.key)
         return True
-
-    async def find_stored(
-        self, record: protocol.ContextRecord, error: errors.TimedOut
-    ) -> context_log.ContextLogEntry:
-        shared = self._state
-        with in_doubt(record.key):
-            entry = await shared.log.last(record.key)
-        if entry is None or entry.record != record:
-            raise errors.TimedOut(
-                f"{record.key!r} was not stored within {shared.settings.timeout_s:g} s; it may be stored yet",
-                hint="a broker with a full disk does not reply: see `muster status`",
-            ) from error
-        shared.apply(entry)
-        return entry
 
     def _expect(self, record: protocol.ContextRecord) -> asyncio.Event:
         done = asyncio.Event()
@@ -331,67 +266,31 @@ class PrimaryWriter:
 
     # Changes of the holders and the primary.
 
-    async def become_primary(self, key: str, silent: str) -> None:
-        """Become the primary, unless ``silent`` is no longer the primary."""
-        shared = self._state
-        async with shared.key_locks.hold(key):
-            entry = await shared.log.last(key)
-            if entry is None or entry.record.holders[0] != silent:
-                return
-            kept = [node for node in entry.record.holders if node not in (silent, shared.name)]
-            candidates = [
-                candidate
-                for candidate in shared.directory.candidates(shared.information())
-                if candidate.node != silent
-            ]
-            missing = shared.replica_target() - 1 - len(kept)
-            rest = [candidate for candidate in candidates if candidate.node not in (shared.name, *kept)]
-            holders = (shared.name, *kept, *placement.rank(rest, max(0, missing)))
-            await self._place(entry, holders)
-            state.events.info("primary-taken", key=key, node=shared.name, silent=silent)
-
     async def place(self, key: str, holders: tuple[str, ...], *, before: tuple[str, ...]) -> None:
         """Move the replicas to ``holders``, if the current holders are ``before``."""
-        async with self._state.key_locks.hold(key):
-            entry = await self._state.log.last(key)
-            if entry is not None and entry.record.holders == before and entry.record.value is not None:
-                await self._place(entry, holders)
+        shared = self._state
+        async with shared.key_locks.hold(key):
+            since, entry = shared.log.applied, await shared.current(key)
+            if (
+                entry is not None
+                and entry.record.holders == before
+                and before[0] == shared.name
+                and entry.record.value is not None
+            ):
+                with contextlib.suppress(errors.Conflict):
+                    await shared.log.append(placed(entry, holders), since)
 
-    async def _place(self, entry: context_log.ContextLogEntry, holders: tuple[str, ...]) -> None:
-        try:
-            await self._append(_placed(entry, holders), entry.sequence)
-        except errors.Conflict:
-            last = await self._state.log.last(entry.record.key)
-            if last is not None:
-                self._state.apply(last)
-
-    async def expire(self, key: str) -> bool:
-        """Append the end of a lease of this primary, for its watchers. Return whether it did.
-
-        It does not read the log first: if the local replica is outdated, the append fails.
-        """
+    async def end_lease(self, key: str) -> bool:
+        """Append the end of a lease of this primary, for its watchers. Return whether it did."""
         shared = self._state
         async with shared.key_locks.hold(key):
             base = self.base_here(key)
             if base is None or not base.expired or base.holders[0] != shared.name:
                 return False
-            if await self._end_lease(key, base):
-                return True
-            await self.base_in_log(key)
-            return False
-
-    async def end_lease(self, key: str) -> None:
-        """Append the end of a lease that is over, as any node, for a linearizable read.
-
-        It needs no primary: whether the lease was renewed before is decided by the log.
-        """
-        async with self._state.key_locks.hold(key):
-            base = await self.base_in_log(key)
-            if base.expired:
-                await self._end_lease(key, base)
+            return await self._end_lease(key, base)
 
     async def _end_lease(self, key: str, base: KeyState) -> bool:
-        """Whether it was appended; not if the log has changed since ``base``."""
+        """Whether it was appended; not if the context has changed since ``base``."""
         assert base.stamp is not None
         assert base.writer is not None
         stamp = self._stamp_after(base.stamp, self._state.now_ns())
@@ -399,10 +298,20 @@ class PrimaryWriter:
             key, base.holders, stamp.time, stamp.node, writer=base.writer, reason="expire"
         )
         try:
-            await self._append(record, base.sequence)
+            await self._state.log.append(record, base.since)
         except errors.Conflict:
             return False
         return True
+
+    async def forget(self, key: str, replica: replica_table.Replica) -> None:
+        """End the tombstone of a context of this primary."""
+        shared = self._state
+        async with shared.key_locks.hold(key):
+            if shared.replicas.index.get(key) is not replica or replica.holders[0] != shared.name:
+                return
+            record = protocol.ContextRecord(key, (), replica.stamp, replica.stamped_by, reason="forget")
+            with contextlib.suppress(errors.Conflict):
+                await shared.log.append(record, shared.log.applied)
 
 
 def written(entry: context_log.ContextLogEntry, replicas: int) -> protocol.WriteResult:
@@ -425,21 +334,12 @@ def in_doubt(key: str, *, is_repeat: bool = True) -> Iterator[None]:
         raise errors.TimedOut(f"{key!r} may have been written: {error}") from error
 
 
-def _placed(entry: context_log.ContextLogEntry, holders: tuple[str, ...]) -> protocol.ContextRecord:
+def placed(entry: context_log.ContextLogEntry, holders: tuple[str, ...]) -> protocol.ContextRecord:
     """The same value with other holders."""
     return msgspec.structs.replace(
         entry.record, holders=holders, version=entry.version, reason="place", acknowledge=False
     )
 
 
-def _is_attempt(entry: context_log.ContextLogEntry, update: protocol.UpdateContext) -> bool:
-    """Whether the record belongs to this write, also after a move of the replicas."""
-    return (entry.record.request, entry.record.writer) == (update.write.request, update.writer)
-
-
 def _repeated(update: protocol.UpdateContext) -> protocol.UpdateContext:
     return msgspec.structs.replace(update, write=msgspec.structs.replace(update.write, repeat=True))
-
-
-def _stamp(record: protocol.ContextRecord) -> clock.HybridTimestamp:
-    return clock.HybridTimestamp(record.stamp, record.stamped_by)

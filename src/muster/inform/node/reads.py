@@ -1,14 +1,17 @@
-"""Reads: from memory if there is a replica; else from the holders, where the first reply wins; else from the
-log.
+"""Reads: from memory if there is a replica; else from the holders, where the first reply wins; else from what
+this node has of the log.
 
-The paper stops at the holders and treats silence until the timeout as "not found".  Here the log has every
-context, so a read without a reply from a holder asks the log after a short time: a missing context is
-reported at once, and a context can be read when all its holders are lost.  If the log does not reply either,
-the read times out: the context may exist.
+The paper stops at the holders and treats silence until the timeout as "not found".  Here every node has the
+records of all contexts in its view.  So a read without a reply from a holder compares the view with the end
+of the log after a short time: a missing context is reported at once, and a context can be read when all its
+holders are lost.  If the log does not reply either, the read times out: the context may exist.
 
 A node judges by its estimate of the log's time whether a lease is over, and another node may judge otherwise
 for some milliseconds.  A linearizable read does not rely on that: it reports a context as missing after the
 log has the end of its lease.
+
+With `settings.InformSettings.reads_by_lease` a primary answers a linearizable read from memory for some
+seconds after the log had its last page: no other node takes its contexts before (`ContextLog.fence`).
 """
 
 from __future__ import annotations
@@ -19,11 +22,12 @@ import heapq
 
 import msgspec
 
+from muster.bus.log import pages
 from muster.bus.rpc import server
 from muster.core import errors
 from muster.inform import protocol
 from muster.inform.mounts import base as mounts
-from muster.inform.node import primary, state
+from muster.inform.node import primary, state, writes
 from muster.inform.node.log import context_log
 from muster.inform.node.replicas import demand, replica_table
 
@@ -32,20 +36,25 @@ SCANNED_MAX = 10_000  # records that are read for one reply
 
 
 class ContextReader:
-    def __init__(self, shared: state.NodeState, primary_writer: primary.PrimaryWriter) -> None:
+    def __init__(
+        self, shared: state.NodeState, primary_writer: primary.PrimaryWriter, writer: writes.ContextWriter
+    ) -> None:
         self._state = shared
         self._primary = primary_writer
+        self._writer = writer
 
     # One context.
 
     def local(self, key: str, max_staleness_s: float | None = None) -> protocol.Context | None:
         """Read from memory; None: use `get`."""
-        if max_staleness_s == 0:
-            return None
         shared = self._state
         replica = shared.replicas.index.get(key)
         if replica is None or not shared.is_live(replica):
             return None
+        if max_staleness_s == 0:
+            if replica.temporary or replica.holders[0] != shared.name or not shared.has_lease:
+                return None
+            max_staleness_s = None
         age_s = shared.age_s(replica)
         if not _is_fresh(age_s, max_staleness_s):
             return None
@@ -106,9 +115,9 @@ class ContextReader:
         return None if value is None else self.context(request.key, replica, value, shared.age_s(replica))
 
     async def _from_holders(self, request: protocol.GetContext) -> protocol.Context:
-        shared, settings = self._state, self._state.settings
-        request_data = protocol.encode(protocol.GetContext(request.key, request.max_staleness_s, shared.name))
-        topic = protocol.topic(protocol.bucket(request.key), "access")
+        shared, settings, key = self._state, self._state.settings, request.key
+        request_data = protocol.encode(protocol.GetContext(key, request.max_staleness_s, shared.name))
+        topic = protocol.topic(protocol.bucket(key), "access")
         deadline_s = shared.now_s() + settings.timeout_s
         while True:
             answers = await shared.bus.gather(topic, request_data, enough=1, timeout_s=settings.hedge_s)
@@ -117,7 +126,7 @@ class ContextReader:
             left_s = deadline_s - shared.now_s()
             if left_s <= 0:
                 raise errors.TimedOut(
-                    f"{request.key!r}: no reply from a holder or the log in {settings.timeout_s:g} s"
+                    f"{key!r}: no reply from a holder or the log in {settings.timeout_s:g} s"
                 )
             try:
                 async with asyncio.timeout(left_s):
@@ -126,32 +135,42 @@ class ContextReader:
                 continue
 
     async def _confirmed(self, request: protocol.GetContext) -> protocol.Context:
-        """Read from the log; for a linearizable read, end a lease that is over first."""
+        """Read what the log has now; for a linearizable read, the primary ends a lease that is over first."""
         shared, key = self._state, request.key
         if request.max_staleness_s != 0:
+            await shared.refresh(shared.settings.timeout_s)
             return await self.logged(key)
+        live: context_log.ContextLogEntry | None = None
         while True:
-            entry = await shared.log.last(key)
-            sequence = entry.sequence if entry is not None else 0
-            if not await shared.log.is_last(key, sequence, timeout_s=shared.settings.timeout_s):
-                continue
+            await shared.refresh(shared.settings.timeout_s, confirmed=True)
+            entry = await shared.current(key)
             if entry is None or entry.record.value is None or not _expired(entry.record, shared.log_now_ns()):
                 return self._from_log(key, entry)
-            await self._primary.end_lease(key)
+            if live is not None and live.position == entry.position:
+                return self._context(key, entry)  # it is not over for the primary
+            primary_node, query = entry.record.holders[0], protocol.ContextQuery(key)
+            try:
+                if primary_node == shared.name:
+                    ended = await self._primary.end_lease(key)
+                else:
+                    ended = await shared.request(primary_node, "end-lease", query, bool)
+            except state.Silent:
+                await self._writer.fence(primary_node)
+            else:
+                live = None if ended else entry
 
     async def logged(self, key: str) -> protocol.Context:
-        """Read from the log; `errors.NotFound` if the context does not exist."""
-        return self._from_log(key, await self._state.log.last(key))
+        """Read what this node has of the log; `errors.NotFound` if the context does not exist."""
+        return self._from_log(key, await self._state.current(key))
 
     def _from_log(self, key: str, entry: context_log.ContextLogEntry | None) -> protocol.Context:
-        record = entry.record if entry is not None else None
-        if (
-            entry is None
-            or record is None
-            or record.value is None
-            or _expired(record, self._state.log_now_ns())
-        ):
+        if entry is None or entry.record.value is None or _expired(entry.record, self._state.log_now_ns()):
             raise errors.NotFound(f"no context {key!r}")
+        return self._context(key, entry)
+
+    def _context(self, key: str, entry: context_log.ContextLogEntry) -> protocol.Context:
+        record = entry.record
+        assert record.value is not None
         return protocol.Context(
             key,
             record.value,
@@ -159,7 +178,7 @@ class ContextReader:
             entry.version,
             record.stamp,
             record.stamped_by,
-            0.0,
+            max(0.0, self._state.now_s() - self._state.fresh_at_s),
             "log",
             "log",
             record.writer,
@@ -172,41 +191,41 @@ class ContextReader:
     async def history(self, request: protocol.WaitForChanges, identity: str) -> protocol.ContextHistory:
         """Return the changes after that version that ``identity`` may read, oldest first."""
         protocol.check_key(request.key)
-        while True:
-            with contextlib.suppress(
-                errors.Dropped
-            ):  # the oldest entries were removed during the read: start again
-                return await self._history(request, identity)
+        await self._state.refresh(self._state.settings.timeout_s)
+        return await self._history(request, identity)
 
     async def _history(self, request: protocol.WaitForChanges, identity: str) -> protocol.ContextHistory:
-        """Return as many changes as one reply holds; memory is bounded by the same limit."""
+        """Return as many changes as one reply holds."""
         shared, key, after_version = self._state, request.key, request.after_version
+        count = len(shared.unsaved.of(key)) + await shared.view.count(key)
+        entries = await shared.versions(key, after_version, 2 * protocol.REPLY_BYTES_MAX)
+        versions = [entry for entry in entries if entry.record.reason != "refuse"]
         changes: list[protocol.ContextChange] = []
-        number, size_bytes, more, reaches_back = 0, 0, False, False
+        size_bytes, more = 0, False
         hidden: str | None = None  # the writer of the last change that the caller may not read
-        async with contextlib.aclosing(shared.log.entries(key, since=max(1, after_version))) as entries:
-            async for entry in entries:
-                number += 1
-                record = entry.record
-                if number == 1:
-                    reaches_back = entry.version <= after_version
-                    if record.reason == "place":  # the write that it repeats was removed
-                        record = _as_written(record)
-                if record.reason in ("place", "refuse") or entry.version <= after_version:
-                    continue
-                if not shared.may_read(identity, key, record.writer):
-                    hidden = record.writer
-                    continue
-                size_bytes += protocol.reply_bytes(record.value, record.attributes)
-                more = bool(changes) and size_bytes > protocol.REPLY_BYTES_MAX
-                if not more:
-                    changes.append(_change(context_log.ContextLogEntry(record, entry.sequence)))
-                elif after_version:  # without it, the remaining entries are counted
-                    break
+        for number, entry in enumerate(versions):
+            record = entry.record
+            if number == 0 and record.reason == "place":  # the write that it repeats was removed
+                record = _as_written(record)
+            if record.reason == "place" or entry.version <= after_version:
+                continue
+            if not shared.may_read(identity, key, record.writer):
+                hidden = record.writer
+                continue
+            size_bytes += protocol.reply_bytes(record.value, record.attributes)
+            more = bool(changes) and size_bytes > protocol.REPLY_BYTES_MAX
+            if more:
+                break
+            changes.append(_change(context_log.ContextLogEntry(record, entry.position)))
         if hidden is not None and not changes:
             shared.check(identity, "read", key, hidden)
-        # The log keeps the last record of a context, so without records a deletion has been purged.
-        complete = reaches_back if after_version else number < shared.settings.history
+        # The last record of a context is always kept, so without records a deletion has been forgotten.
+        if after_version:
+            complete = bool(versions) and versions[0].version <= after_version
+        else:
+            complete = count < shared.settings.history - 1 and (
+                not versions or versions[0].record.reason != "place"
+            )
         return protocol.ContextHistory(changes, complete=complete, more=more)
 
     async def changes(self, request: protocol.WaitForChanges, identity: str) -> protocol.ContextHistory:
@@ -217,15 +236,17 @@ class ContextReader:
         deadline_s = shared.now_s() + request.wait_s
         while True:
             changed = shared.change_event(key)
+            if await self._is_ahead(request.after_version):
+                return protocol.ContextHistory([], complete=False)
             replica = shared.replicas.index.get(key)
             idle = replica is not None and not replica.temporary and replica.version <= request.after_version
             if not idle:
-                history = await self.history(request, identity)
+                history = await self._history(request, identity)
                 if history.changes or (request.after_version and not history.complete):
                     return history
             left_s = deadline_s - shared.now_s()
             if left_s <= 0 or shared.closing:
-                return protocol.ContextHistory([], complete=not await self._is_ahead(request.after_version))
+                return protocol.ContextHistory([])
             try:
                 async with asyncio.timeout(left_s):
                     await changed.wait()
@@ -239,51 +260,47 @@ class ContextReader:
         if request.key:
             protocol.check_key(request.key)
         if position < 0:
-            return protocol.ContextHistory([], position=await shared.log.last_sequence())
+            await shared.refresh(shared.settings.timeout_s)
+            return protocol.ContextHistory([], position=shared.last_position)
         deadline_s = shared.now_s() + request.wait_s
         while True:
             changed = shared.prefix_event(request.key)
+            if await self._is_ahead(position):
+                return protocol.ContextHistory([], complete=False, position=position)
             history = await self._read_prefix(request.key, position, identity)
             left_s, position = deadline_s - shared.now_s(), history.position
-            if history.changes or history.more or shared.closing:
+            if history.changes or history.more or shared.closing or left_s <= 0:
                 return history
-            if left_s <= 0:
-                is_ahead = await self._is_ahead(position)
-                return protocol.ContextHistory([], complete=not is_ahead, position=position)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
                     await changed.wait()
 
     async def _read_prefix(self, prefix: str, position: int, identity: str) -> protocol.ContextHistory:
-        """Read the log after this position: at most `SCANNED_MAX` records, and as many changes as fit."""
+        """Read what was applied after this position: at most `SCANNED_MAX` records, and as many as fit."""
+        shared = self._state
         changes: list[protocol.ContextChange] = []
-        size_bytes = number = 0
-        async with contextlib.aclosing(self._state.log.entries_of_all(since=position + 1)) as entries:
-            async for entry in entries:
-                record, number = entry.record, number + 1
-                if (
-                    record.key.startswith(prefix)
-                    and not record.key.startswith(context_log.OWN_KEYS)
-                    and record.reason not in ("place", "refuse")
-                    and self._state.may_read(identity, record.key, record.writer)
-                ):
-                    size_bytes += protocol.reply_bytes(record.value, record.attributes)
-                    if changes and size_bytes > protocol.REPLY_BYTES_MAX:
-                        return protocol.ContextHistory(changes, more=True, position=position)
-                    changes.append(_change(entry))
-                position = entry.sequence
-                if number >= SCANNED_MAX:
+        size_bytes = 0
+        entries, reached = await shared.after(position, SCANNED_MAX, protocol.REPLY_BYTES_MAX)
+        for entry in entries:
+            record = entry.record
+            if (
+                record.key.startswith(prefix)
+                and record.reason not in ("place", "refuse", "forget")
+                and shared.may_read(identity, record.key, record.writer)
+            ):
+                size_bytes += protocol.reply_bytes(record.value, record.attributes)
+                if changes and size_bytes > protocol.REPLY_BYTES_MAX:
                     return protocol.ContextHistory(changes, more=True, position=position)
-        return protocol.ContextHistory(changes, position=position)
+                changes.append(_change(entry))
+            position = entry.position
+        return protocol.ContextHistory(changes, more=reached is None, position=reached or position)
 
     async def _is_ahead(self, version: int) -> bool:
         """Whether the log has not reached this version: it is of another log, before a restore."""
-        shared = self._state
-        if version > shared.position and not shared.closing:
-            with contextlib.suppress(errors.Unavailable):
-                await shared.refresh(shared.settings.timeout_s)
-                return version > shared.position
-        return False
+        log, sequence = self._state.log, pages.sequence_of(version)
+        if sequence > log.applied:
+            await self._state.refresh(self._state.settings.timeout_s)
+        return sequence > log.applied
 
     # Replicas.
 

@@ -9,10 +9,14 @@ import asyncio
 import contextlib
 import heapq
 import weakref
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import msgspec
+
 from muster.bus import api
+from muster.bus.log import pages
 from muster.bus.rpc import client as rpc_client
 from muster.bus.rpc import requests as rpc_requests
 from muster.core import clock, errors, quotas
@@ -22,13 +26,14 @@ from muster.inform import settings as settings_
 from muster.inform.mounts import base as mounts
 from muster.inform.mounts import registry
 from muster.inform.node import key_locks, shared_rounds
-from muster.inform.node.log import context_log, unsaved
+from muster.inform.node.log import context_log, fences, unsaved
 from muster.inform.node.log import view as log_view
 from muster.inform.node.replicas import demand, peers, replica_table
 
 events = log.EventLog("inform")
 
-OWN_MAX = 20_000
+EXECUTED_S = 180.0  # how long requests are recognised: longer than any node tries a write
+EXECUTED_MAX = 500_000
 DUE_SPARE = 10_000
 GAP_S = 0.2  # after this time, check whether the follower is slow or at a gap
 HINTS_MAX = 10_000
@@ -39,6 +44,10 @@ PING_AFTER_S = 1.5  # a node that has not replied for so long is pinged
 PING_TIMEOUT_S = 3.0
 LOG_RESERVED = 0.05  # of the log
 STALLED_S = 20.0  # a node that the log did not reply to for so long does not know how old its requests are
+LEASE_S = (
+    5.0  # for so long after its last page, no other node takes the contexts of a node that reads by lease
+)
+LEASE_SAFE_S = 4.0  # it reads from memory for so long after that was sent: rates of clocks may differ
 UNDER_WAY_BYTES_MAX = 64 << 20  # memory for records that are not in the view yet
 WRITE_S = 40.0  # how long a node tries a write; its client waits for 30 s
 
@@ -63,7 +72,7 @@ class NodeState:
         log_: context_log.ContextLog,
         *,
         settings: settings_.InformSettings,
-        view: log_view.ReplicaView | None,
+        view: log_view.ReplicaView,
         now_ns: Callable[[], int],
         uptime_s: Callable[[], float],
         role_of: RoleResolver | None,
@@ -103,22 +112,23 @@ class NodeState:
         self.requests = 0  # of clients, since the last measurement of the load
         self.load = protocol.NodeLoad()
         self.due: list[tuple[int, str]] = []  # times of expiry and ends of tombstones
-        self.unsaved = unsaved.UnsavedChanges()
+        self.unsaved = unsaved.UnsavedChanges(settings.history)
+        self.fences: list[fences.NodeFence] = []
+        self._restarts = 0
+        self.holds_all = True  # every context that exists has a replica here
+        self._executed: dict[int, int] = {}  # positions of requests, by a hash of their ids
+        self._executed_at: deque[tuple[float, int]] = deque()
+        self.remembers_from_s = uptime_s()  # all requests since then are among them
         self.buckets_changed = asyncio.Event()
         self._buckets_generation = 0
         self.short: set[str] = set()  # contexts of this primary with too few replicas
         self.moved: dict[
             str, tuple[float, replica_table.Replica]
         ] = {}  # when this node stopped being the primary
-        self.own: dict[
-            int, str
-        ] = {}  # records that this node appended and applied and will receive from the log
         self.log_end = shared_rounds.SharedRounds(self._read_log_end)
         self.confirmed_end = shared_rounds.SharedRounds(self._confirm_log_end)
-        self.position = 0  # sequence of the last record that was received
         self.fresh_at_s = -float("inf")  # the last time at which all records of the log had been received
         self.closing = False
-        self._advanced: asyncio.Event | None = None  # set while a caller waits for the follower
         # Weak references: clients may wait for keys that never exist.
         self._waiting: weakref.WeakValueDictionary[str, asyncio.Event] = weakref.WeakValueDictionary()
         self._waiting_for_prefix: weakref.WeakValueDictionary[str, asyncio.Event]
@@ -127,17 +137,24 @@ class NodeState:
 
     # Applying records.
 
-    def apply(self, entry: context_log.ContextLogEntry, *, just_stamped: bool = False) -> None:
-        """Apply a record. ``just_stamped``: by this node, so its clock need not observe the stamp.
-
-        Without a replica, a record that the follower has passed changes nothing: a later one has moved the
-        replica away.
-        """
+    def apply(
+        self, entry: context_log.ContextLogEntry, stored_at_ns: int, *, just_stamped: bool = False
+    ) -> None:
+        """Apply a record that counts. ``just_stamped``: by this node, whose clock need not observe it."""
         record = entry.record
-        was = self.replicas.index.get(record.key)
-        if was is None and entry.sequence <= self.position:
+        self.remember_request(entry)
+        self.unsaved.note(entry)
+        if record.reason == "refuse":
             return
-        if not self.replicas.apply(record, entry.sequence, self.now_s()):
+        was = self.replicas.index.get(record.key)
+        if record.reason == "forget":
+            self.holder_hints.pop(record.key, None)
+            self.drop(record.key)
+            return
+        if self.name not in record.holders:
+            self.holds_all = False
+            self.remember_holders(record.key, record.holders)
+        if not self.replicas.apply(record, entry.position, self.now_s()):
             return
         placed = was if record.reason == "place" else None
         if placed is not None and placed.holders[0] == self.name != record.holders[0]:
@@ -147,14 +164,148 @@ class NodeState:
                 errors.MusterError
             ):  # the clock counts timestamps that are too far ahead
                 self.clock.observe(clock.HybridTimestamp(record.stamp, record.stamped_by), self.now_ns())
+        self._note_buckets()
         replica = self.replicas.index.get(record.key)
-        if was is not None and was.temporary and (replica is None or replica.temporary):
-            return  # the view has permanent replicas only
-        self._note(record.key, entry if replica is not None else None)
-        if replica is not None:
+        if replica is not None and not replica.temporary:
             if record.holders[0] == self.name and len(record.holders) < self.replica_target():
                 self.short.add(record.key)
-            self._schedule_expiry(record)
+            if replica.deleted:
+                replica.expires_at_ns = stored_at_ns + self.tombstone_ns
+            self._schedule_expiry(record.key, replica)
+
+    def fence(self, node: str, live: list[protocol.FenceCandidate], sequence: int) -> None:
+        """The contexts of ``node`` have other primaries from here on."""
+        self.fences.append(fences.NodeFence(sequence, node, live))
+        if node == self.name:
+            self.log.fenced(sequence)
+        self.directory.remove(node)  # until it sends something
+        moved: dict[tuple[str, ...], tuple[str, ...]] = {}
+        for key, replica in list(self.replicas.index.items()):
+            holders = replica.holders
+            if holders[0] == node and replica.position < pages.position(sequence):  # the view may be ahead
+                if holders not in moved:
+                    moved[holders] = fences.moved(holders, node, live)
+                replica.holders = moved[holders]
+                if self.name not in replica.holders and not replica.temporary:
+                    self.holds_all = False
+                    self.drop(key)
+                elif replica.holders[0] == self.name and not replica.temporary:
+                    self.short.add(key)
+                    self._schedule_expiry(key, replica)
+        for key, holders in self.holder_hints.items():
+            if holders[0] == node:
+                self.holder_hints[key] = fences.moved(holders, node, live)
+        events.warning("node-fenced", fenced=node, by_page=sequence, node=self.name)
+
+    def present_holders(self, entry: context_log.ContextLogEntry) -> tuple[str, ...]:
+        return fences.holders_now(self.fences, entry.record.holders, entry.sequence)
+
+    def _now(self, entry: context_log.ContextLogEntry) -> context_log.ContextLogEntry:
+        """The entry with its present holders."""
+        holders = self.present_holders(entry)
+        if holders is entry.record.holders:
+            return entry
+        return entry._replace(record=msgspec.structs.replace(entry.record, holders=holders))
+
+    async def current(self, key: str) -> context_log.ContextLogEntry | None:
+        """The last record of a key that was applied, wherever its replicas are."""
+        began = self._restarts
+        entries = await self.loaded(key, self.unsaved.of(key))
+        states = [entry for entry in entries if entry.record.reason != "refuse"]
+        if not states:
+            entry = await self.view.value(key)
+            if changes := self.unsaved.of(key):  # it changed meanwhile, or was saved
+                entries = await self.loaded(key, changes)
+            states = [each for each in entries if each.record.reason != "refuse"] or [
+                each for each in [entry] if each is not None
+            ]
+        self._require_no_restart(began)
+        if not states or states[-1].record.reason == "forget":
+            return None
+        entry = self._now(states[-1])
+        if self.name in entry.record.holders and key not in self.replicas.index:
+            # No holder was left, and a fence has made this node the primary.
+            self.replicas.apply(entry.record, entry.position, self.now_s())
+            self._note_buckets()
+            self.short.add(key)
+            self._schedule_expiry(key, self.replicas.index[key])
+        return entry
+
+    async def versions(
+        self, key: str, since: int = 0, bytes_max: float = float("inf")
+    ) -> list[context_log.ContextLogEntry]:
+        """The last records of a key that were applied, from a position on, oldest first. Those after the
+        first ``bytes_max`` may be missing."""
+        began = self._restarts
+        before = [change for change in self.unsaved.of(key) if unsaved.position(change) >= since]
+        saved = await self.view.versions(key, since, bytes_max)
+        if sum(map(unsaved.size, saved)) > bytes_max:
+            self._require_no_restart(began)
+            return saved
+        entries = await self.loaded(key, before)
+        self._require_no_restart(began)
+        if entries and entries[0].record.reason == "forget":
+            saved, entries = [], entries[1:]
+        known = {entry.position: entry for entry in (*saved, *entries)}
+        return [known[position] for position in sorted(known)]
+
+    @property
+    def last_position(self) -> int:
+        """The greatest position that any record can have that was applied."""
+        return pages.position(self.log.applied + 1) - 1
+
+    async def after(
+        self, position: int, count: int, bytes_max: int
+    ) -> tuple[list[context_log.ContextLogEntry], int | None]:
+        """The records that were applied after a position, in order, as far as they are kept; and up to where
+        these are all. None: there are more."""
+        began, last = self._restarts, self.last_position
+        unsaved_changes = self.unsaved.after(position)
+        saved = await self.view.after(position, count, bytes_max)
+        is_cut = len(saved) >= count or sum(map(unsaved.size, saved)) > bytes_max
+        known = {entry.position: entry for entry in saved}
+        for key, change in unsaved_changes:
+            at = unsaved.position(change)
+            if at not in known and not (is_cut and at > saved[-1].position):
+                known |= {entry.position: entry for entry in await self.loaded(key, [change])}
+        self._require_no_restart(began)
+        return [known[at] for at in sorted(known)], None if is_cut else last
+
+    def _require_no_restart(self, began: int) -> None:
+        if self._restarts != began:
+            raise errors.Unavailable(f"{self.name} reads the log from its beginning")
+
+    async def loaded(self, key: str, changes: Sequence[unsaved.Change]) -> list[context_log.ContextLogEntry]:
+        """The entries, with those from the log that are not in memory."""
+        entries: list[context_log.ContextLogEntry] = []
+        for change in changes:
+            entry = await self.log.get(change, key) if isinstance(change, int) else change
+            if entry is not None:  # otherwise a later one is there, too
+                entries.append(entry)
+        return entries
+
+    def remember_request(self, entry: context_log.ContextLogEntry) -> None:
+        """Recognise it if it is repeated."""
+        record = entry.record
+        if not record.request or record.reason not in ("put", "delete", "refuse"):
+            return
+        executed, at, now_s = self._executed, self._executed_at, self.now_s()
+        id = hash((record.writer, record.key, record.request))
+        executed[id] = entry.position
+        at.append((now_s, id))
+        while at[0][0] < now_s - EXECUTED_S or len(at) > EXECUTED_MAX:
+            at_s, oldest = at.popleft()
+            executed.pop(oldest, None)
+            self.remembers_from_s = max(self.remembers_from_s, at_s)
+
+    @property
+    def remembers_all(self) -> bool:
+        """Whether a request that `executed` does not know was not executed in the last minutes."""
+        return self.now_s() - self.remembers_from_s >= EXECUTED_S
+
+    def executed(self, writer: str, key: str, request: str) -> int | None:
+        """The position of a request that was executed, or rejected for good, in the last minutes."""
+        return self._executed.get(hash((writer, key, request)))
 
     def _remember_moved(self, key: str, was: replica_table.Replica) -> None:
         now_s, moved = self.now_s(), self.moved
@@ -171,53 +322,59 @@ class NodeState:
         latest = max(entries, key=lambda entry: entry.record.stamp).record
         with contextlib.suppress(errors.MusterError):
             self.clock.observe(clock.HybridTimestamp(latest.stamp, latest.stamped_by), self.now_ns())
-        for entry in entries:
-            if self.replicas.apply(entry.record, entry.sequence, now_s):
-                self._schedule_expiry(
-                    entry.record
-                )  # the number of replicas is checked later for all contexts
+        recent = latest.stamp - (int(EXECUTED_S * 1000) << 16)
+        for entry in map(self._now, entries) if self.fences else entries:
+            record = entry.record
+            if record.stamp > recent:
+                self.remember_request(entry)
+            if self.name not in record.holders:
+                self.holds_all = False
+            elif self.replicas.apply(record, entry.position, now_s):
+                self._schedule_expiry(record.key, self.replicas.index[record.key])
+                # the number of replicas is checked later for all contexts
+        self._note_buckets()
 
-    def forget_all(self) -> None:
-        """Drop all restored replicas without recording changes."""
+    def restart(self) -> None:
+        """Forget everything: the log is read from its beginning."""
+        self._restarts += 1
         for key in list(self.replicas.index):
             self.replicas.drop(key)
         self.due.clear()
+        self.unsaved.clear()
+        self.fences = []
+        self.holder_hints.clear()
+        self.fresh_at_s = -float("inf")
+        self.log.restart()
 
-    def _schedule_expiry(self, record: protocol.ContextRecord) -> None:
-        end_ns = self._ends_at_ns(record.value is None, record.stamp, record.expires_at_ns)
-        if end_ns:
-            heapq.heappush(self.due, (end_ns, record.key))
+    def _schedule_expiry(self, key: str, replica: replica_table.Replica) -> None:
+        if end_ns := self._ends_at_ns(replica):
+            heapq.heappush(self.due, (end_ns, key))
             if len(self.due) > 2 * len(self.replicas.index) + DUE_SPARE:  # it has entries of renewed leases
                 self.due = [
                     (end_ns, key)
                     for key, replica in self.replicas.index.items()
-                    if (end_ns := self._ends_at_ns(replica.deleted, replica.stamp, replica.expires_at_ns))
+                    if (end_ns := self._ends_at_ns(replica))
                 ]
                 heapq.heapify(self.due)
 
-    def _ends_at_ns(self, deleted: bool, stamp: int, expires_at_ns: int) -> int:
-        """When a context expires or its tombstone ends. 0: never. A tombstone may end later: the clock of its
-        writer may have been behind, and the log knows when it was stored."""
-        if deleted:
-            return (stamp >> 16) * 1_000_000 + self.tombstone_ns
-        return expires_at_ns
+    def _ends_at_ns(self, replica: replica_table.Replica) -> int:
+        """When a context expires or its tombstone ends. 0: never."""
+        if replica.deleted and not replica.expires_at_ns:  # it is from the view
+            return (replica.stamp >> 16) * 1_000_000 + self.tombstone_ns
+        return replica.expires_at_ns
 
     @property
     def tombstone_ns(self) -> int:
         return int(self.settings.tombstone_s * 1e9)
 
-    def _note(self, key: str, entry: context_log.ContextLogEntry | None) -> None:
-        if self.view is not None:
-            self.unsaved.note(key, entry)
+    def _note_buckets(self) -> None:
         if self._buckets_generation != self.replicas.buckets_generation:
             self._buckets_generation = self.replicas.buckets_generation
             self.buckets_changed.set()
 
     def drop(self, key: str) -> None:
-        was = self.replicas.index.get(key)
         self.replicas.drop(key)
-        if was is not None and not was.temporary:
-            self._note(key, None)
+        self._note_buckets()
 
     def remember_holders(self, key: str, holders: tuple[str, ...]) -> tuple[str, ...]:
         """Remember the holders of a context that has no replica here."""
@@ -226,30 +383,17 @@ class NodeState:
         self.holder_hints[key] = holders
         return holders
 
-    def seen(self, sequence: int, key: str, size: int = 0) -> None:
-        """Called when the follower of the log has reached this record, which has ``size``."""
-        self.position = sequence
+    def received(self, entries: Sequence[tuple[context_log.ContextLogEntry, bool]], size: int) -> None:
+        """A page of that size has been applied."""
         self._log_bytes += size
-        waiting = self._waiting.pop(key, None)
-        if waiting is not None:
-            waiting.set()
-        for prefix in [prefix for prefix in self._waiting_for_prefix if key.startswith(prefix)]:
-            self._waiting_for_prefix.pop(prefix).set()
-        if self._advanced is not None:
-            self._advanced.set()
-            self._advanced = None
-
-    def appended(self, sequence: int, key: str) -> None:
-        """Called after this node appended and applied a record: the follower skips it.
-
-        Not if it moved the replica away: the follower may be behind, and install it once more before that.
-        """
-        if sequence > self.position and key in self.replicas.index:
-            self.own[sequence] = key
-            if (
-                len(self.own) > OWN_MAX
-            ):  # some records were removed from the log before the follower reached them
-                self.own = {number: own for number, own in self.own.items() if number > self.position}
+        if self._waiting or self._waiting_for_prefix:
+            for entry, _ in entries:
+                key = entry.record.key
+                waiting = self._waiting.pop(key, None)
+                if waiting is not None:
+                    waiting.set()
+                for prefix in [prefix for prefix in self._waiting_for_prefix if key.startswith(prefix)]:
+                    self._waiting_for_prefix.pop(prefix).set()
 
     def change_event(self, key: str) -> asyncio.Event:
         """Return an event that is set when the log has another record of ``key``."""
@@ -291,19 +435,9 @@ class NodeState:
         ``confirmed``: by most replicas of the log. Otherwise a leader may be believed that was cut off from
         them within the last seconds.
         """
-        if self.was_offline_too_long:
-            raise errors.Unavailable(
-                f"{self.name} was disconnected for too long: it checks its replicas first"
-            )
         started_at_s = self.now_s()
         await self.catch_up(timeout_s, confirmed=confirmed)
         self.fresh_at_s = max(self.fresh_at_s, started_at_s)
-
-    @property
-    def was_offline_too_long(self) -> bool:
-        """Whether deletions may have been purged from the log in the meantime."""
-        offline_s = self.now_s() - self.fresh_at_s
-        return self.settings.tombstone_s < offline_s < float("inf")
 
     async def _read_log_end(self) -> int:
         async with asyncio.timeout(self.settings.timeout_s):
@@ -311,10 +445,12 @@ class NodeState:
             end = await self.log.state()
         self._observe_log_time(sent_at_s, end.now_ns, self.now_s())
         self._log_bytes = end.bytes
+        if self.fences and self.fences[0].sequence < end.first_sequence:  # no record is older
+            self.fences = [fence for fence in self.fences if fence.sequence >= end.first_sequence]
         return end.last_sequence
 
     async def _confirm_log_end(self) -> int:
-        return await self.log.end(timeout_s=self.settings.timeout_s)
+        return await self.log.confirm()
 
     # Leases.
 
@@ -333,21 +469,27 @@ class NodeState:
         """Whether its context exists now. The time is read only for a lease: most contexts have none."""
         return replica.is_live(self.log_now_ns() if replica.expires_at_ns else 0)
 
+    @property
+    def has_lease(self) -> bool:
+        """Whether no other node can have become the primary of a context of this node."""
+        return self.settings.reads_by_lease and self.now_s() < self.log.leased_from_s + LEASE_SAFE_S
+
     async def catch_up(self, timeout_s: float, *, confirmed: bool = False) -> None:
         """Wait until the follower has received all current records of the log."""
-        rounds = self.confirmed_end if confirmed and self.log.is_replicated else self.log_end
+        log = self.log
         try:
             async with asyncio.timeout(timeout_s):
-                end = await rounds.result()
-                while self.position < end:
-                    if self._advanced is None:
-                        self._advanced = asyncio.Event()
+                if confirmed and (log.is_replicated or self.settings.reads_by_lease):
+                    await self.confirmed_end.result()
+                    return
+                end = await self.log_end.result()
+                while log.applied < end:
                     try:
                         async with asyncio.timeout(GAP_S):
-                            await self._advanced.wait()
+                            await log.advanced()
                     except TimeoutError:
-                        if not await self.log.has_any(self.position + 1, end) and self.position < end:
-                            self.seen(end, "")
+                        if not await log.has_any(log.applied + 1, end) and log.applied < end:
+                            log.advance(end)
         except TimeoutError:
             raise errors.TimedOut(f"no reply from the log to {self.name} in {timeout_s:g} s") from None
 
@@ -358,16 +500,11 @@ class NodeState:
         return max(0.0, self.now_s() - fresh_at_s)
 
     async def value_of(self, key: str, replica: replica_table.Replica) -> bytes | None:
-        """Return the value from memory, the view or the log; None if the context has changed since."""
+        """Return the value from memory or the view; None if the context has changed since."""
         value = replica.read()
         if value is not None:
             return value
-        entry = self.unsaved.get(key)
-        if entry is None and self.view is not None and not replica.temporary:
-            with contextlib.suppress(errors.MusterError):  # if the view fails, the log has the value too
-                entry = await self.view.value(key)
-        if entry is None or entry.sequence != replica.sequence:
-            entry = await self.log.last(key)
+        entry = await self.current(key)
         if entry is None or entry.version != replica.version or entry.record.value is None:
             return None
         self.replicas.store_value(key, replica, entry.record.value)

@@ -3,7 +3,7 @@
 Otherwise the second one could be executed after the first was rejected, and undo what was written in between.
 The log recognises writes that were stored, so only rejections are remembered. A repetition that its client
 has marked is another request: its rejection makes sure that no other attempt is stored any more. Clients
-choose request ids, so an id is scoped to one writer and key, as in the log (`context_log.write_id`).
+choose request ids, so an id is scoped to one writer and key, as in the log.
 """
 
 from __future__ import annotations

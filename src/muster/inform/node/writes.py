@@ -2,12 +2,9 @@
 
 The node that receives a client's request is the initiator.  For a new context it chooses the holders.
 Otherwise it forwards the write to the primary (`muster.inform.node.primary`).  If the primary does not reply,
-the initiator selects another one among the holders: it sends a Primary-Copy Selection Request to the topic of
-the context and notifies the best of the nodes that reply.  That node makes itself the primary with an append
-under compare-and-set, so two concurrent initiators make one new primary.
-
-A context that this node has no record of is most likely new, so it is written as new.  If it is not, the log
-rejects the append, which costs no more than a read before the write.
+the initiator fences it: from then on its contexts have other primaries, chosen among their holders
+(`muster.inform.node.log.fences`).  A node that answers from memory while it has its lease is fenced after the
+end of the lease only.  A fenced node that lives learns it from the log, and goes on with what it still is.
 """
 
 from __future__ import annotations
@@ -15,27 +12,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import uuid
-from typing import NamedTuple
 
 import msgspec
 
-from muster.bus import api
 from muster.core import errors
 from muster.inform import protocol
 from muster.inform.mounts import base as mounts
 from muster.inform.node import primary, state, write_attempts
-from muster.inform.node.log import context_log
 from muster.inform.node.replicas import placement
 
 REQUEST_CHARACTERS_MAX = 64
-
-
-class PendingWrite(NamedTuple):
-    """A write whose append has been sent."""
-
-    update: protocol.UpdateContext
-    record: protocol.ContextRecord
-    stored: asyncio.Future[int]
+FENCE_S = 10.0  # a node that goes on appending is not fenced, so the write is refused
+FENCE_AGAIN_S = 0.1
 
 
 class ContextWriter:
@@ -55,21 +43,17 @@ class ContextWriter:
     ) -> protocol.WriteResult:
         shared, key = self._state, write.key
         begun_s = shared.now_s()
-        may_be_new = isinstance(write, protocol.PutContext) and not write.expected_version
         for _ in range(primary.ATTEMPTS):
             shared.require_recent(begun_s, key)
             with primary.in_doubt(key, is_repeat=write.repeat):
-                holders = self._known_holders(key)
-                if not holders and not may_be_new:
-                    entry = await shared.log.last(key)
-                    holders = shared.remember_holders(key, entry.record.holders) if entry is not None else ()
-                may_be_new = False
+                holders = await self._holders(key)
                 if holders:
                     update = protocol.UpdateContext(write, writer)
                 elif isinstance(write, protocol.DeleteContext) and not write.repeat:
-                    if await shared.log.is_last(key, 0, timeout_s=shared.settings.timeout_s):
-                        raise errors.NotFound(f"no context {key!r}")
-                    continue
+                    await shared.refresh(shared.settings.timeout_s, confirmed=True)
+                    if await self._holders(key):
+                        continue
+                    raise errors.NotFound(f"no context {key!r}")
                 else:
                     holders = tuple(self._choose())
                     update = protocol.UpdateContext(write, writer, holders)
@@ -79,137 +63,80 @@ class ContextWriter:
                         return await self._primary.update(update)
                     return await shared.request(primary_node, "update", update, protocol.WriteResult)
                 except protocol.PrimaryMoved:
-                    if primary_node != shared.name:  # the local update has already stored the new holders
-                        shared.holder_hints.pop(key, None)
+                    shared.holder_hints.pop(key, None)
+                    await shared.refresh(shared.settings.timeout_s)
                     continue
                 except state.Silent:
                     write = msgspec.structs.replace(write, repeat=True)
             with primary.in_doubt(key):
-                shared.holder_hints.pop(key, None)
-                shared.directory.remove(primary_node)
-                await self._select_primary(key, silent=primary_node)
+                if (await self._holders(key) or holders)[0] == primary_node:
+                    await self.fence(primary_node)
         with primary.in_doubt(key, is_repeat=write.repeat):
             raise errors.Unavailable(
                 f"the primary of {key!r} moved {primary.ATTEMPTS} times during the write"
             )
 
-    def begin(self, write: protocol.PutContext | protocol.DeleteContext, writer: str) -> PendingWrite | None:
-        """Start a write in the common case: this node is the primary and no other write of the key is
-        pending.
-
-        It needs no task, only `finish` when it is stored.  None: use `write`.
-        """
+    def begin(
+        self, write: protocol.PutContext | protocol.DeleteContext, writer: str
+    ) -> tuple[protocol.ContextRecord, asyncio.Future[int]] | None:
+        """Append at once what needs nothing but this node's memory, and no task. None: use `write`, also
+        after an error of the future, for the same write as a repetition."""
         write = _checked(write, writer)
-        if self._attempts.has(writer, write):
-            return None
         shared, key = self._state, write.key
-        base = self._primary.base_here(key)
-        if base is not None:
-            update = protocol.UpdateContext(write, writer)
-        elif (
-            isinstance(write, protocol.PutContext) and not write.expected_version and not self._is_known(key)
-        ):
-            base, update = primary.NOTHING, protocol.UpdateContext(write, writer, tuple(self._choose()))
-        else:
-            return None
         if (
-            isinstance(write, protocol.PutContext) and write.ack != "logged"
-        ) or not shared.key_locks.try_acquire(key):
+            write.repeat
+            or (isinstance(write, protocol.PutContext) and write.ack != "logged")
+            or self._attempts.has(writer, write)
+            or shared.executed(writer, key, write.request) is not None
+        ):
+            return None
+        base = self._primary.base_here(key)
+        if base is None or not shared.key_locks.try_acquire(key):
             return None
         try:
-            record = self._primary.next_record(update, base)
-            if record is not None:
-                stored = shared.log.append_nowait(record, base.sequence, timeout_s=shared.settings.timeout_s)
-                return PendingWrite(update, record, stored)
+            new = () if base.holders else tuple(self._choose())
+            record = self._primary.next_record(protocol.UpdateContext(write, writer, new), base)
+            stored = shared.log.append(record, base.since)
         except BaseException:
             shared.key_locks.release(key)
             raise
-        shared.key_locks.release(key)
-        return None
+        stored.add_done_callback(lambda _: shared.key_locks.release(key))
+        return record, stored
 
-    def finish(self, begun: PendingWrite) -> protocol.WriteResult:
-        """Return the result of a stored write; raises the error otherwise, and `resume` is next."""
-        shared, record = self._state, begun.record
-        try:
-            sequence = begun.stored.result()
-        except errors.TimedOut:
-            raise  # keep the lock until the state of the key is known
-        except BaseException:
-            shared.key_locks.release(record.key)
-            raise
-        if isinstance(sequence, api.Duplicate):
-            shared.key_locks.release(record.key)
-            raise errors.Conflict(f"{record.key!r}: the write was stored before")
-        entry = context_log.ContextLogEntry(record, sequence)
-        shared.apply(entry, just_stamped=True)  # equivalent: to observe our own stamp changes nothing
-        shared.appended(sequence, record.key)
-        shared.key_locks.release(record.key)
-        return primary.written(entry, 1)
-
-    async def resume(self, begun: PendingWrite, error: errors.MusterError) -> protocol.WriteResult:
-        """Continue a started write that is not known to be stored."""
-        if isinstance(error, errors.TimedOut):
-            try:
-                return primary.written(await self._primary.find_stored(begun.record, error), 1)
-            finally:
-                self._state.key_locks.release(begun.record.key)
-        if isinstance(error, errors.Conflict):
-            write = msgspec.structs.replace(begun.update.write, repeat=True)
-            with primary.in_doubt(write.key):
-                await self._primary.base_in_log(write.key)  # the local state is outdated
-            return await self.write(write, begun.update.writer)
-        raise error
+    async def fence(self, node: str) -> None:
+        """End the time of a node as the primary of any context; it does not reply."""
+        shared = self._state
+        begun_s, known = shared.now_s(), shared.log.applied
+        async with shared.key_locks.hold(f"\0{node}"):  # no key of a context
+            shared.directory.remove(node)
+            live = [
+                protocol.FenceCandidate(other.node, other.load, other.proximity_ms, other.zone)
+                for other in shared.directory.candidates(shared.information())
+            ]
+            while not any(fence.node == node and fence.sequence > known for fence in shared.fences):
+                if await shared.log.fence(node, live):
+                    return
+                if shared.now_s() - begun_s > FENCE_S:
+                    raise errors.Unavailable(f"{node} does not reply, and still appends to the log")
+                await asyncio.sleep(shared.log.lease_left_s(node) + FENCE_AGAIN_S)
 
     def _choose(self) -> list[str]:
         shared = self._state
         candidates = shared.directory.candidates(shared.information())
         return placement.rank(candidates, shared.replica_target(), watermark=shared.settings.watermark)
 
-    def _known_holders(self, key: str) -> tuple[str, ...]:
-        """The primary first; empty for an unknown context."""
-        replica = self._state.replicas.index.get(key)
-        if replica is not None and not replica.temporary:
-            return replica.holders
-        return self._state.holder_hints.get(key, ())
-
-    def _is_known(self, key: str) -> bool:
-        return key in self._state.holder_hints or key in self._state.replicas.index
-
-    async def _select_primary(self, key: str, *, silent: str) -> None:
+    async def _holders(self, key: str) -> tuple[str, ...]:
+        """The primary first; empty if there is no context."""
         shared = self._state
-        entry = await shared.log.last(key)
-        if entry is None or entry.record.holders[0] != silent:
-            return
-        others = [node for node in entry.record.holders if node not in (silent, shared.name)]
-        replies = await shared.bus.gather(
-            protocol.topic(protocol.bucket(key), "select"),
-            protocol.encode(protocol.ContextQuery(key, silent)),
-            enough=max(1, len(others)),
-            timeout_s=min(1.0, shared.settings.timeout_s),
-        )
-        information = [protocol.result_of(message.data, protocol.ServerInformation) for message in replies]
-        known = {candidate.node: candidate for candidate in shared.directory.candidates(shared.information())}
-        candidates = [
-            known.get(
-                node_information.node,
-                placement.ReplicaCandidate(node_information.node, node_information.load.ratio, 1000.0),
-            )
-            for node_information in information
-        ]
-        if shared.name in entry.record.holders:
-            candidates.append(known[shared.name])
-        for node in placement.rank(candidates, len(candidates)):
-            try:
-                if node == shared.name:
-                    await self._primary.become_primary(key, silent)
-                else:
-                    await shared.request(
-                        node, "become-primary", protocol.ContextQuery(key, silent), type(None)
-                    )
-            except state.Silent:
-                continue
-            return
-        await self._primary.become_primary(key, silent)  # no holder is left: restore it from the log
+        replica = shared.replicas.index.get(key)
+        if replica is not None:
+            return replica.holders
+        if shared.holds_all:
+            return ()
+        if (known := shared.holder_hints.get(key)) is not None:
+            return known
+        entry = await shared.current(key)
+        return shared.remember_holders(key, entry.record.holders) if entry is not None else ()
 
 
 def _checked(

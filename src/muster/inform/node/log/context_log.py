@@ -1,262 +1,436 @@
-"""The log of all contexts: one durable stream, a subject for each context, compare-and-set on the last entry.
+"""The log of all contexts: one durable stream, to which each node appends pages of records.
 
-The consensus is that of the stream.  An append with the right sequence is the next state of the context; an
-append by a node that does not have the last entry fails.
+What waits to be appended becomes one page, one message, one sync.  A node has one page under way.  It names
+what its node knew (`page_order`), and is published after the last page of its node (compare-and-set on the
+subject of the node).  So of two processes of one node only one can append, and a fence, which another node
+puts there, ends what the node was about to write.
+
+All nodes apply the log in its order.  A node has the result of an append when it has applied its page.
 
 A broker that leads the stream and is cut off from the others, or was frozen, goes on answering with what it
-has.  It cannot store anything.  So where the stream is replicated, its end (`ContextLog.end`) and what is the
-last entry of a key (`ContextLog.is_last`) are confirmed by a record that changes nothing.
+has.  It cannot store anything.  So where the stream is replicated, its end is confirmed by a page, which all
+reads that wait share (`ContextLog.confirm`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import itertools
 import secrets
-from collections.abc import AsyncGenerator
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import NamedTuple
 
+import msgspec
+
 from muster.bus import api
+from muster.bus.log import pages
 from muster.core import errors, quotas
 from muster.inform import protocol
+from muster.inform.node.log import page_order
+from muster.supervision import tasks
 
 MAX_BYTES = 1 << 30
-OWN_KEYS = "\0"  # keys that are not of contexts begin with it: keys of clients contain no zero byte
-PURGED_KEY = f"{OWN_KEYS}purged"
-CONFIRMED_KEY = f"{OWN_KEYS}confirmed "  # and the node
-DUPLICATE_WINDOW_S = 180.0  # longer than any node tries a write: see `state.NodeState.require_recent`
-DUPLICATE_WINDOW_S_MIN = 0.1  # minimum of the broker
+WAITING_BYTES_MAX = 64 << 20
+PAGE_BYTES = 512 << 10  # unless a record has more
+RECORD_BYTES = 200  # beside key, value and attributes
+RETRY_S = 0.25
+OWN_KEYS = "\0"  # keys of former records that are not of contexts begin with it
 
 
 class ContextLogEntry(NamedTuple):
     record: protocol.ContextRecord
-    sequence: int
+    position: int  # sequence and place
 
     @property
     def version(self) -> int:
-        return self.record.version or self.sequence
+        return self.record.version or self.position
+
+    @property
+    def sequence(self) -> int:
+        return pages.sequence_of(self.position)
+
+
+class PendingRecord:
+    """A record to be appended; ``record`` None: a confirmation. ``since``: what its writer had applied."""
+
+    __slots__ = ("record", "since", "size", "stored")
+
+    def __init__(
+        self, record: protocol.ContextRecord | None, since: int, stored: asyncio.Future[int]
+    ) -> None:
+        self.record = record
+        self.since = since
+        self.stored = stored
+        self.size = 0
+        if record is not None:
+            self.size = len(record.key) + len(record.value or b"") + len(record.attributes) + RECORD_BYTES
+
+    def settle(self, outcome: int | errors.MusterError) -> None:
+        if self.stored.done():
+            return
+        if isinstance(outcome, int):
+            self.stored.set_result(outcome)
+        else:
+            self.stored.set_exception(outcome)
+            self.stored.exception()  # its caller may be gone
+
+
+class SentPage(NamedTuple):
+    page: protocol.ContextPage
+    data: bytes
+    items: list[PendingRecord]
+    at_s: float
+
+
+class NodeSeen(NamedTuple):
+    sequence: int  # of its last page
+    at_s: float  # when that was applied here
+    lease_s: float
 
 
 class ContextLog:
-    def __init__(self, stream: api.Stream, node: str, max_bytes: int = MAX_BYTES) -> None:
+    """``apply_own`` is called with a page of this node that is the next one, when it is acknowledged."""
+
+    def __init__(
+        self,
+        stream: api.Stream,
+        node: str,
+        max_bytes: int = MAX_BYTES,
+        *,
+        lease_s: float = 0.0,
+        timeout_s: float = api.DURABLE_TIMEOUT_S,
+        now_s: Callable[[], float] | None = None,
+    ) -> None:
         self.max_bytes = max_bytes
         self.is_replicated = True  # until its first report
-        confirmed = protocol.ContextRecord(CONFIRMED_KEY + node, (node,), 0, node, reason="confirm")
-        self._confirmed = protocol.log_subject(confirmed.key), protocol.encode(confirmed)
-        self.under_way = quotas.StoredAmounts()  # appends without an acknowledgement, by writer
+        self.under_way = quotas.StoredAmounts()  # records without a result, by writer
+        self.order = page_order.PageOrder()
+        self.applied = 0  # the sequence of the last message that was applied
+        self.seen: dict[str, NodeSeen] = {}
+        self.leased_from_s = -float("inf")  # when the last page was sent that is known to be stored
+        self.apply_own: Callable[[int, SentPage], None] = lambda sequence, sent: None
         self._stream = stream
-        self._pending: dict[str, tuple[bytes, protocol.ContextRecord]] = {}
-        self._ids = map(f"{secrets.token_hex(8)}-{{:x}}".format, itertools.count())
+        self._node = node
+        self._subject = protocol.page_subject(node)
+        self._lease_s = lease_s
+        self._timeout_s = timeout_s
+        self._now_s = now_s or asyncio.get_running_loop().time
+        self._waiting: deque[PendingRecord] = deque()
+        self._waiting_bytes = 0
+        self._sent: SentPage | None = None
+        self._fenced_at = 0
+        self._tasks = tasks.TaskSupervisor(f"log of contexts {node}")
+        self._storing: asyncio.Task[None] | None = None
+        self._advanced: asyncio.Event | None = None  # set while a caller waits for the follower
 
-    @classmethod
-    async def open(
-        cls,
-        bus: api.Bus,
-        *,
-        history: int = 16,
-        max_bytes: int = MAX_BYTES,
-        replicas: int = 1,
-        joins: bool = False,
-        tombstone_s: float = DUPLICATE_WINDOW_S,
-    ) -> ContextLog:
-        if joins:
-            with contextlib.suppress(errors.NotFound):
-                return cls(await bus.open_stream(protocol.STREAM), bus.identity, max_bytes)
-        stream = await bus.stream(
-            api.StreamSettings(
-                protocol.STREAM,
-                subjects=(protocol.LOG_SUBJECTS,),
-                max_bytes=max_bytes,
-                max_age_s=0.0,
-                max_messages_per_subject=history,
-                on_full=api.FullPolicy.REFUSE,
-                replicas=replicas,
-                # Not longer than the tombstone: a retry after the purge would count as already stored.
-                duplicate_window_s=min(DUPLICATE_WINDOW_S, max(DUPLICATE_WINDOW_S_MIN, tombstone_s)),
-            )
-        )
-        return cls(stream, bus.identity, max_bytes)
+    async def close(self) -> None:
+        await self._tasks.close()
+        self._fail(self._items(), errors.TimedOut("this node is closing"))
 
-    async def last(self, key: str) -> ContextLogEntry | None:
-        """Return the current entry of a key."""
-        stored = await self._stream.last_for(protocol.log_subject(key))
-        return None if stored is None else parse_entry(stored, key)
+    # Appending.
 
-    async def append(
-        self, record: protocol.ContextRecord, after: int, *, timeout_s: float, message_id: str = ""
-    ) -> int:
-        """Return the new sequence; `errors.Conflict` unless ``after`` is the sequence of the key's last
-        entry.
+    def append(self, record: protocol.ContextRecord, since: int) -> asyncio.Future[int]:
+        """The position, when the record has been applied. ``since``: the state that it continues.
 
-        Returns an `api.Duplicate` if the same write was stored before, possibly as another record.  After
-        `errors.TimedOut` the outcome is unknown; also after `errors.Conflict`, because the bus repeats
-        messages without an acknowledgement.  ``message_id``: of a write other than that of the record.
+        `errors.Conflict`: it is void, because the context has changed since, or this node was fenced.
+        `errors.TimedOut`: it may be stored yet.
         """
-        message = self._outgoing(record, after, message_id)
-        self.under_way.change(record.writer, 1, len(message.data))
+        if self._waiting_bytes > WAITING_BYTES_MAX:
+            raise errors.Overloaded("too much waits to be stored in the log of contexts", retry_after_s=1.0)
+        item = PendingRecord(record, since, asyncio.get_running_loop().create_future())
+        self.under_way.change(record.writer, 1, item.size)
+        item.stored.add_done_callback(lambda _: self.under_way.change(record.writer, -1, -item.size))
+        return self._submit(item)
+
+    async def confirm(self) -> int:
+        """Append, maybe nothing; all that the log had when this was called has been applied then."""
+        item = PendingRecord(None, self.applied, asyncio.get_running_loop().create_future())
+        return await self._submit(item)
+
+    def _submit(self, item: PendingRecord) -> asyncio.Future[int]:
+        self._waiting.append(item)
+        self._waiting_bytes += item.size
+        if self._storing is None:
+            self._storing = self._tasks.spawn("store", self._store_waiting())
+        return item.stored
+
+    async def _store_waiting(self) -> None:
         try:
-            return await self._stream.store(message, timeout_s=timeout_s)
+            while self._waiting:
+                sent = self._next_page()
+                if sent is not None:
+                    await self._store(sent)
+        except errors.MusterError as error:
+            self._fail(self._items(), _in_doubt(error))
         finally:
-            self.under_way.change(record.writer, -1, -len(message.data))
+            self._sent = self._storing = None
 
-    def append_nowait(
-        self, record: protocol.ContextRecord, after: int, *, timeout_s: float
-    ) -> asyncio.Future[int]:
-        """Append without waiting. Until the future is done, `pending` returns the record."""
-        message = self._outgoing(record, after)
-        stored = self._stream.store_soon(message, timeout_s=timeout_s)
-        self._pending[message.subject] = message.data, record
-        self.under_way.change(record.writer, 1, len(message.data))
-        stored.add_done_callback(lambda _: self._appended(message, record))
-        return stored
+    def _next_page(self) -> SentPage | None:
+        basis, size = self.applied, 0
+        items: list[PendingRecord] = []
+        while self._waiting and len(items) < page_order.RECORDS_MAX:
+            item = self._waiting[0]
+            if items and size + item.size > PAGE_BYTES:
+                break
+            self._waiting.popleft()
+            self._waiting_bytes -= item.size
+            if item.stored.done():  # cancelled
+                continue
+            if item.record is not None and self._is_void(item.record.key, item.since):
+                item.settle(_void(item.record.key))
+                continue
+            items.append(item)
+            size += item.size
+        if not items:
+            return None
+        records = [item.record for item in items if item.record is not None]
+        page = protocol.ContextPage(basis, records, self._lease_s)
+        return SentPage(page, protocol.encode(page), items, self._now_s())
 
-    def _appended(self, message: api.OutgoingMessage, record: protocol.ContextRecord) -> None:
-        self._pending.pop(message.subject, None)
-        self.under_way.change(record.writer, -1, -len(message.data))
+    def _is_void(self, key: str, since: int) -> bool:
+        changed_at = max(self.order.changed_at(key), self._fenced_at)
+        return changed_at > since or self.applied - since > page_order.WINDOW
 
-    def _outgoing(
-        self, record: protocol.ContextRecord, after: int, message_id: str = ""
-    ) -> api.OutgoingMessage:
-        return api.OutgoingMessage(
-            protocol.log_subject(record.key),
-            protocol.encode(record),
-            message_id=message_id or _message_id(record) or next(self._ids),
-            expected_last_subject_sequence=after,
-        )
-
-    async def get(self, sequence: int, key: str) -> ContextLogEntry | None:
-        """Return the entry at a sequence; None if it is no longer stored."""
+    async def _store(self, sent: SentPage) -> None:
+        self._sent = sent
+        last = self.seen.get(self._node)
         try:
-            return parse_entry(await self._stream.get(sequence), key)
+            sequence = await self._stream.publish(
+                self._subject,
+                sent.data,
+                message_id=secrets.token_hex(16),
+                expected_last_subject_sequence=last.sequence if last is not None else 0,
+                timeout_s=self._timeout_s,
+            )
+        except errors.Conflict:
+            # A fence, another process of this node, or a page of this node that was not acknowledged. Or all
+            # pages of this node were trimmed.
+            await self.look_up(self._node)
+            self._sent = None
+            self._fail(sent.items, _fenced())
+        except errors.Unavailable as error:
+            # The next page can be stored, or this one, and not both.
+            self._sent = None
+            self._fail(sent.items, _in_doubt(error))
+            waiting, self._waiting, self._waiting_bytes = self._waiting, deque(), 0
+            self._fail(waiting, errors.Unavailable(f"the log of contexts does not reply: {error.message}"))
+        except errors.MusterError as error:
+            self._sent = None
+            self._fail(sent.items, error)
+        else:
+            if self.applied == sequence - 1:
+                self.apply_own(int(sequence), sent)
+            await self.reached(int(sequence), self._timeout_s)
+
+    async def look_up(self, node: str) -> None:
+        """Receive the last page of a node, if it has any that is not trimmed."""
+        stored = await self._stream.last_for(protocol.page_subject(node))
+        if stored is None:
+            self.seen.pop(node, None)
+            return
+        await self.reached(stored.sequence, self._timeout_s)
+        seen = self.seen.get(node)
+        if seen is None or seen.sequence < stored.sequence:
+            lease_s = protocol.decode(stored.data, protocol.ContextPage).lease_s
+            self.seen[node] = NodeSeen(stored.sequence, self._now_s(), lease_s)
+
+    def _items(self) -> list[PendingRecord]:
+        items = [*(self._sent.items if self._sent is not None else ()), *self._waiting]
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        return items
+
+    def _fail(self, items: Iterable[PendingRecord], error: errors.MusterError) -> None:
+        for item in items:
+            item.settle(error)
+
+    async def fence(self, node: str, live: list[protocol.FenceCandidate]) -> bool:
+        """End what ``node`` decided before. False: it has appended more, or may answer from memory yet."""
+        if node not in self.seen:
+            await self.look_up(node)
+        if self.lease_left_s(node):
+            return False
+        seen = self.seen.get(node)
+        page = protocol.ContextPage(self.applied, fence=live)
+        try:
+            sequence = await self._stream.publish(
+                protocol.page_subject(node),
+                protocol.encode(page),
+                message_id=secrets.token_hex(16),
+                expected_last_subject_sequence=seen.sequence if seen is not None else 0,
+                timeout_s=self._timeout_s,
+            )
+        except errors.Conflict:
+            await self.look_up(node)
+            return False
+        await self.reached(int(sequence), self._timeout_s)
+        return True
+
+    def lease_left_s(self, node: str) -> float:
+        """How long the node may still answer from memory, at most."""
+        seen = self.seen.get(node)
+        return 0.0 if seen is None else max(0.0, seen.at_s + seen.lease_s - self._now_s())
+
+    # Applying.
+
+    def sent(self, stored: api.StoredMessage) -> SentPage | None:
+        """The page that this node sent, if this is it; it often arrives before its acknowledgement."""
+        sent = self._sent
+        return sent if sent is not None and sent.data == stored.data else None
+
+    def add(
+        self, sequence: int, node: str | None, page: protocol.ContextPage
+    ) -> list[tuple[ContextLogEntry, bool]]:
+        """Take the next page; returns its records, and whether they count."""
+        if node is not None:
+            self.seen[node] = NodeSeen(sequence, self._now_s(), page.lease_s)
+        counts = self.order.add(sequence, page)
+        positions = range(pages.position(sequence), pages.position(sequence, len(counts)))
+        entries = map(ContextLogEntry, page.records, positions)
+        return list(zip(entries, counts, strict=True))
+
+    def advance(self, sequence: int) -> None:
+        """All up to there has been applied."""
+        self.applied = max(self.applied, sequence)
+        if self._advanced is not None:
+            self._advanced.set()
+            self._advanced = None
+
+    def settle(self, sequence: int, sent: SentPage, counts: list[bool]) -> None:
+        """This page of this node has been applied."""
+        self._sent = None
+        self.leased_from_s = sent.at_s
+        place = 0
+        for item in sent.items:
+            if item.record is None:
+                item.settle(pages.position(sequence))
+                continue
+            item.settle(pages.position(sequence, place) if counts[place] else _void(item.record.key))
+            place += 1
+
+    def fenced(self, sequence: int) -> None:
+        """This node was fenced: what it decided before is void."""
+        self.leased_from_s = -float("inf")
+        self._fenced_at = sequence
+
+    def restart(self) -> None:
+        """The log is read from its beginning."""
+        self.order.clear()
+        self.seen.clear()
+        self.applied = 0
+
+    async def reached(self, sequence: int, timeout_s: float) -> None:
+        """Wait until all up to there has been applied."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.applied < sequence:
+                    await self.advanced()
+        except TimeoutError:
+            raise errors.TimedOut(f"the log was not received up to {sequence} in {timeout_s:g} s") from None
+
+    async def advanced(self) -> None:
+        """Wait until a message is applied."""
+        if self._advanced is None:
+            self._advanced = asyncio.Event()
+        await self._advanced.wait()
+
+    # Reading.
+
+    async def get(self, position: int, key: str) -> ContextLogEntry | None:
+        """Return the entry at a position; None if it is no longer stored."""
+        try:
+            stored = await self._stream.get(pages.sequence_of(position))
         except errors.NotFound:
             return None
-
-    async def stored_at_ns(self, sequence: int) -> int:
-        """When an entry was stored, by the clock of the log; 0 if it is no longer stored."""
-        try:
-            return (await self._stream.get(sequence)).stored_at_ns
-        except errors.NotFound:
-            return 0
-
-    def pending(self, stored: api.StoredMessage) -> protocol.ContextRecord | None:
-        """Return the record if this node is appending it; it often arrives before its acknowledgement."""
-        data, record = self._pending.get(stored.subject, (None, None))
-        return record if data == stored.data else None
-
-    async def entries(self, key: str, *, since: int = 1) -> AsyncGenerator[ContextLogEntry]:
-        """Yield the stored entries of a context from that sequence on, oldest first, one page in memory.
-
-        `errors.Dropped` if the oldest entries were removed meanwhile: start again.
-        """
-        first = (await self._stream.state()).first_sequence
-        async for stored in self._stream.read(
-            max(first, since), subject=protocol.log_subject(key), gaps=True
-        ):
-            yield parse_entry(stored, key)
-
-    async def entries_of_all(self, *, since: int) -> AsyncGenerator[ContextLogEntry]:
-        """Yield the stored entries of all contexts from that sequence on."""
-        first = (await self._stream.state()).first_sequence
-        async for stored in self._stream.read(max(first, since), gaps=True):
-            with contextlib.suppress(errors.InvalidInput):  # the follower reports it
-                yield parse_entry(stored)
-
-    async def last_sequence(self) -> int:
-        return (await self.state()).last_sequence
+        records = decode_page(stored).records
+        place = position - pages.position(stored.sequence)
+        if place >= len(records) or records[place].key != key:
+            raise errors.InvalidInput(f"the log has no record of {key[:80]!r} at {position}")
+        return ContextLogEntry(records[place], position)
 
     async def state(self) -> api.StreamState:
         state = await self._stream.state()
         self.is_replicated = state.replicas > 1
         return state
 
-    async def end(self, *, timeout_s: float) -> int:
-        """The end of a replicated log, which most replicas have confirmed after this was called."""
-        return await self._stream.store(api.OutgoingMessage(*self._confirmed), timeout_s=timeout_s)
-
-    async def is_last(self, key: str, sequence: int, *, timeout_s: float) -> bool:
-        """Whether this is the sequence of the last entry of ``key``, which was just read (0: there is none).
-
-        A single broker need not be asked again. Most replicas of a log have to confirm it.
-        """
-        if not self.is_replicated:
-            return True
-        message = api.OutgoingMessage(
-            *self._confirmed,
-            expected_last_subject_sequence=sequence,
-            expected_subject=protocol.log_subject(key),
-        )
-        try:
-            await self._stream.store(message, timeout_s=timeout_s)
-        except errors.Conflict:
-            return False
-        return True
-
     async def has_any(self, first: int, last: int) -> bool:
-        """Whether the range has an entry: purged deletions leave gaps, also at the end of the log."""
-        first = max(first, await self.first_sequence())
+        """Whether the range has a message: former deletions left gaps, also at the end of the log."""
+        first = max(first, (await self._stream.state()).first_sequence)
         if first > last:
             return False
         try:
             async for _ in self._stream.read(first, last, gaps=True):
                 return True
-        except errors.NotFound:  # the oldest entry was removed during the read
+        except errors.NotFound:  # the oldest one was removed during the read
             return True
         return False
-
-    async def first_sequence(self) -> int:
-        return (await self._stream.state()).first_sequence
 
     def follow(self, first: int) -> api.OrderedConsumer:
         return self._stream.follow(first, gaps=True)
 
-    async def purged_up_to(self) -> int:
-        """A reader whose position is before this sequence may have missed purged deletions."""
-        entry = await self.last(PURGED_KEY)
-        return 0 if entry is None else protocol.decode(entry.record.value or b"", int)
+    def read(self, first: int, last: int) -> AsyncIterator[api.StoredMessage]:
+        return self._stream.read(first, last, gaps=True)
 
-    async def record_purge(self, up_to: int, *, timeout_s: float) -> None:
-        """Record that deletions up to this sequence will be purged; call it before `purge`."""
-        while True:
-            last = await self.last(PURGED_KEY)
-            if last is not None and protocol.decode(last.record.value or b"", int) >= up_to:
-                return
-            record = protocol.ContextRecord(PURGED_KEY, (), 0, "", protocol.encode(up_to), reason="place")
-            with contextlib.suppress(errors.Conflict):  # another node was faster, maybe with a lower sequence
-                await self.append(record, last.sequence if last is not None else 0, timeout_s=timeout_s)
-                return
-
-    async def purge(self, key: str, deleted_at: int) -> None:
-        """Remove the entries of a context up to its deletion; newer entries stay."""
-        await self._stream.purge(subject=protocol.log_subject(key), before=deleted_at + 1)
+    async def purge(self, before: int) -> None:
+        """Remove what is older."""
+        await self._stream.purge(before=before)
 
 
-def _message_id(record: protocol.ContextRecord) -> str:
-    """Empty for a record that is not a write."""
-    if not record.request or record.reason == "place":
-        return ""
-    return write_id(record.writer, record.key, record.request)
+async def open_stream(
+    bus: api.Bus, *, max_bytes: int = MAX_BYTES, replicas: int = 1, joins: bool = False
+) -> api.Stream:
+    """``joins``: leave an existing one as it is."""
+    if joins:
+        with contextlib.suppress(errors.NotFound):
+            return await bus.open_stream(protocol.STREAM)
+    settings = api.StreamSettings(
+        protocol.STREAM,
+        subjects=(protocol.LOG_SUBJECTS,),
+        max_bytes=max_bytes,
+        max_age_s=0.0,
+        on_full=api.FullPolicy.REFUSE,
+        replicas=replicas,
+    )
+    return await bus.stream(settings)
 
 
-def write_id(writer: str, key: str, request: str) -> str:
-    """The same for all attempts of a write, so the stream stores it once, whichever node is the primary.
+def decode_page(stored: api.StoredMessage) -> protocol.ContextPage:
+    """A page, or a former record as one."""
+    if protocol.node_of(stored.subject) is None:
+        return _former_page(stored)
+    page = protocol.decode(stored.data, protocol.ContextPage)
+    if len(page.records) > page_order.RECORDS_MAX or page.basis >= stored.sequence:
+        raise errors.InvalidInput(f"page {stored.sequence} of the log of contexts is invalid")
+    for record in page.records:
+        if not record.holders and record.reason not in ("forget", "refuse"):
+            raise errors.InvalidInput(f"a record of {record.key[:80]!r} has no holders")
+    return page
 
-    Clients choose request ids, so an id is scoped to one writer and key.
-    """
-    scope = f"{writer}\0{key}\0{request}"
-    return hashlib.blake2b(scope.encode(), digest_size=16).hexdigest()
+
+def _former_page(stored: api.StoredMessage) -> protocol.ContextPage:
+    """Such a record was appended under the condition that it follows the last one of its key."""
+    record = protocol.decode(stored.data, protocol.ContextRecord)
+    if stored.subject != protocol.former_subject(record.key):
+        raise errors.InvalidInput(
+            f"a record of {record.key[:80]!r} is stored under the subject of another key"
+        )
+    if record.key.startswith(OWN_KEYS):
+        return protocol.ContextPage(stored.sequence - 1)
+    version = record.version or stored.sequence
+    return protocol.ContextPage(stored.sequence - 1, [msgspec.structs.replace(record, version=version)])
 
 
-def parse_entry(stored: api.StoredMessage, key: str | None = None) -> ContextLogEntry:
-    record = protocol.decode_record(stored.data)
-    if key is None:
-        if protocol.log_subject(record.key) != stored.subject:
-            raise errors.InvalidInput(
-                f"a record of {record.key[:80]!r} is stored under the subject of another key"
-            )
-    elif record.key != key:
-        raise errors.InvalidInput(f"the subject of {key[:80]!r} has a record of {record.key[:80]!r}")
-    if not record.holders and record.key != PURGED_KEY:
-        raise errors.InvalidInput(f"a record of {record.key[:80]!r} has no holders")
-    return ContextLogEntry(record, stored.sequence)
+def _void(key: str) -> errors.Conflict:
+    return errors.Conflict(f"{key!r} has changed meanwhile")
+
+
+def _fenced() -> errors.Conflict:
+    return errors.Conflict("another page of this node came first")
+
+
+def _in_doubt(error: errors.MusterError) -> errors.TimedOut:
+    return errors.TimedOut(
+        f"not acknowledged by the log of contexts, and may be stored yet: {error.message}",
+        hint="a broker with a full disk does not reply: see `muster status`",
+    )

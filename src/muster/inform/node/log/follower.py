@@ -1,4 +1,4 @@
-"""The follower of the log: applies every record that this node has not applied itself, in order."""
+"""The follower of the log: applies every record, in order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from muster.bus import api
 from muster.core import errors
 from muster.inform import protocol
 from muster.inform.node import state
-from muster.inform.node.log import context_log, view_writer
+from muster.inform.node.log import context_log, page_order, view_writer
 
 RETRY_S = 0.5
 
@@ -17,9 +17,12 @@ RETRY_S = 0.5
 class LogFollower:
     """`catch_up` returns when `run`, in a task, has received the whole log."""
 
-    def __init__(self, shared: state.NodeState, writer: view_writer.ViewWriter | None) -> None:
+    def __init__(self, shared: state.NodeState, writer: view_writer.ViewWriter) -> None:
         self._state = shared
+        self._log = shared.log
+        self._log.apply_own = self._apply_own
         self._view_writer = writer
+        self._first = 1  # the first sequence whose records are applied
         self.malformed = 0
 
     async def catch_up(self) -> None:
@@ -27,11 +30,11 @@ class LogFollower:
         shared = self._state
         moved_at_s = shared.now_s()
         while True:
-            position = shared.position
+            applied = self._log.applied
             try:
                 return await shared.refresh(api.DURABLE_TIMEOUT_S)
             except errors.Unavailable:
-                if shared.position != position:
+                if self._log.applied != applied:
                     moved_at_s = shared.now_s()
                 elif shared.now_s() - moved_at_s > 2 * api.DURABLE_TIMEOUT_S:
                     raise
@@ -41,65 +44,102 @@ class LogFollower:
         shared = self._state
         while True:
             try:
-                async with shared.log.follow(shared.position + 1) as following:
-                    while True:
-                        try:
-                            await self._apply_all(following)
-                        except errors.Dropped as error:
-                            # Older records were removed for newer ones, which come next.
-                            shared.position = max(shared.position, error.last)
+                first = await self._start()
+                async with self._log.follow(first) as following:
+                    await self._apply_all(following)
+            except errors.Dropped:  # trimmed before it was received
+                state.events.warning("log-read-again", node=shared.name, applied=self._log.applied)
+                await self._view_writer.restart()
             except errors.Unavailable as error:
                 state.events.info("log-lost", node=shared.name, error=error)
                 await asyncio.sleep(RETRY_S)
 
+    async def _start(self) -> int:
+        """The sequence to continue with. What decides whether its records count is read before.
+
+        What comes first in a log that was trimmed decides only that: all that exists was written later.
+        """
+        log = self._log
+        stored = await log.state()
+        if not log.applied:
+            is_whole = stored.first_sequence <= 1
+            self._state.remembers_from_s = -float("inf") if is_whole else self._state.now_s()
+            self._first = stored.first_sequence
+            if stored.messages and stored.first_sequence > 1:
+                async for message in log.read(stored.first_sequence, stored.last_sequence):
+                    if protocol.node_of(message.subject) is not None:
+                        self._first += page_order.WINDOW
+                    break
+            return stored.first_sequence
+        if log.order.is_empty:
+            first = max(stored.first_sequence, log.applied - page_order.WINDOW)
+            if first <= log.applied:
+                async for message in log.read(first, log.applied):
+                    with contextlib.suppress(errors.InvalidInput):
+                        page = context_log.decode_page(message)
+                        node = protocol.node_of(message.subject)
+                        for entry, counts in log.add(message.sequence, node, page):
+                            if counts:
+                                self._state.remember_request(entry)
+        return log.applied + 1
+
     async def _apply_all(self, following: api.OrderedConsumer) -> None:
         number = 0
         async for stored in following:
-            acknowledgement = self.apply(stored)
-            if acknowledgement is not None:
-                await self._publish(*acknowledgement)
+            for subject, data in self.apply(stored):
+                with contextlib.suppress(errors.Unavailable):
+                    await self._state.bus.publish(subject, data)
             number += 1
-            if number % 200 == 0 or self._state.unsaved.is_full:
-                await self._yield_to_others()
+            if number % 100 == 0 or self._state.unsaved.is_full:
+                await asyncio.sleep(0)  # let other tasks run
+                await self._view_writer.wait_for_space()
 
-    async def _yield_to_others(self) -> None:
-        """Let other tasks run, and wait for the view if necessary."""
-        await asyncio.sleep(0)
-        if self._view_writer is not None:
-            await self._view_writer.wait_for_space()
-
-    def apply(self, stored: api.StoredMessage) -> tuple[str, bytes] | None:
-        """Apply a record. Return the acknowledgement to send: subject and data."""
-        shared = self._state
-        own = shared.own.pop(stored.sequence, None)
-        if own is not None:
-            shared.seen(stored.sequence, own, len(stored.data))
-            return None
-        mine = shared.log.pending(stored)
+    def apply(self, stored: api.StoredMessage) -> list[tuple[str, bytes]]:
+        """Apply a page. Return the acknowledgements to send: subject and data."""
+        log = self._log
+        if stored.sequence <= log.applied:
+            return []
+        sent = log.sent(stored)
         try:
-            entry = (
-                context_log.ContextLogEntry(mine, stored.sequence)
-                if mine
-                else context_log.parse_entry(stored)
-            )
+            page = sent.page if sent is not None else context_log.decode_page(stored)
         except errors.InvalidInput as error:
             self.malformed += 1
             state.events.error("invalid-record", sequence=stored.sequence, error=error)
-            shared.seen(stored.sequence, "")
-            return None
-        record = entry.record
-        if record.key.startswith(context_log.OWN_KEYS):
-            shared.seen(entry.sequence, "")
-            return None
-        shared.apply(entry, just_stamped=mine is not None)
-        shared.seen(entry.sequence, record.key, len(stored.data))
-        if shared.name not in record.holders:
-            shared.remember_holders(record.key, record.holders)
-        elif record.acknowledge and record.holders[0] != shared.name:
-            applied = protocol.ReplicaApplied(shared.name, record.key, record.stamp)
-            return protocol.to_node(record.holders[0], "applied"), protocol.encode(applied)
-        return None
+            log.advance(stored.sequence)
+            return []
+        node = protocol.node_of(stored.subject)
+        return self._apply(stored.sequence, node, page, sent, len(stored.data), stored.stored_at_ns)
 
-    async def _publish(self, subject: str, data: bytes) -> None:
-        with contextlib.suppress(errors.Unavailable):
-            await self._state.bus.publish(subject, data)
+    def _apply_own(self, sequence: int, sent: context_log.SentPage) -> None:
+        shared = self._state
+        self._apply(sequence, shared.name, sent.page, sent, len(sent.data), shared.log_now_ns())
+
+    def _apply(
+        self,
+        sequence: int,
+        node: str | None,
+        page: protocol.ContextPage,
+        sent: context_log.SentPage | None,
+        size: int,
+        stored_at_ns: int,
+    ) -> list[tuple[str, bytes]]:
+        shared, log = self._state, self._log
+        entries = log.add(sequence, node, page)
+        if page.fence and node is not None:
+            shared.fence(node, page.fence, sequence)
+        acknowledgements: list[tuple[str, bytes]] = []
+        if sequence >= self._first:
+            for entry, counts in entries:
+                if not counts:
+                    continue
+                shared.apply(entry, stored_at_ns, just_stamped=sent is not None)
+                record = entry.record
+                if record.acknowledge and shared.name in record.holders[1:]:
+                    applied = protocol.ReplicaApplied(shared.name, record.key, record.stamp)
+                    subject = protocol.to_node(record.holders[0], "applied")
+                    acknowledgements.append((subject, protocol.encode(applied)))
+        log.advance(sequence)
+        shared.received(entries, size)
+        if sent is not None:
+            log.settle(sequence, sent, [counts for _, counts in entries])
+        return acknowledgements

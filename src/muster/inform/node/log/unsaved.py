@@ -1,6 +1,6 @@
 """Changes that the persistent view of a node does not have yet.
 
-The size is bounded, also while the disk is unavailable: beyond `BYTES_MAX` only the keys are stored, and
+The size is bounded, also while the disk is unavailable: beyond `BYTES_MAX` only positions are stored, and
 their records are read from the log when the view can be written again.  Pure.
 """
 
@@ -11,19 +11,15 @@ from muster.inform.node.log import context_log
 BYTES_MAX = 32 << 20
 ENTRY_BYTES = 600  # size of an entry without its value and attributes
 
-
-class DeferredChange:
-    """A change whose record must be read from the log. Each change has its own object."""
-
-    __slots__ = ()
-
-
-Change = context_log.ContextLogEntry | DeferredChange | None  # None: the replica was dropped
+Change = context_log.ContextLogEntry | int  # or the position of a record, which is read from the log
 
 
 class UnsavedChanges:
-    def __init__(self) -> None:
-        self._changes: dict[str, Change] = {}
+    """``history``: how many records of a key are of interest."""
+
+    def __init__(self, history: int) -> None:
+        self._history = history
+        self._changes: dict[str, list[Change]] = {}
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -33,38 +29,67 @@ class UnsavedChanges:
     def is_full(self) -> bool:
         return self._bytes >= BYTES_MAX
 
-    def note(self, key: str, entry: context_log.ContextLogEntry | None) -> None:
-        """Record the newest change of ``key``."""
-        self._bytes -= size(self._changes.pop(key, None))
-        change: Change = DeferredChange() if entry is not None and self.is_full else entry
-        self._changes[key] = change
-        self._bytes += size(change)
+    def note(self, entry: context_log.ContextLogEntry) -> None:
+        changes = self._changes.setdefault(entry.record.key, [])
+        if entry.record.reason == "forget":
+            self._remove(changes, len(changes))
+        else:
+            self._remove(changes, len(changes) - self._history)
+        changes.append(entry.position if self.is_full else entry)
+        self._bytes += size(changes[-1])
 
-    def get(self, key: str) -> context_log.ContextLogEntry | None:
-        """Return the newest record, if it is in memory."""
-        change = self._changes.get(key)
-        return change if isinstance(change, context_log.ContextLogEntry) else None
+    def keys(self) -> set[str]:
+        return set(self._changes)
 
-    def first(self, count_max: int, bytes_max: int) -> dict[str, Change]:
-        """Return the oldest changes, as many as fit, at least one."""
-        taken: dict[str, Change] = {}
+    def of(self, key: str) -> list[Change]:
+        """The records of a key, oldest first."""
+        return list(self._changes.get(key, ()))
+
+    def after(self, since: int) -> list[tuple[str, Change]]:
+        """The changes after a position, with their keys."""
+        return [
+            (key, change)
+            for key, changes in self._changes.items()
+            for change in changes
+            if position(change) > since
+        ]
+
+    def first(self, count_max: int, bytes_max: int) -> dict[str, list[Change]]:
+        """Return the keys that changed first with their changes, as many as fit, at least one."""
+        taken: dict[str, list[Change]] = {}
         total = 0
-        for key, change in self._changes.items():
-            total += size(change)
+        for key, changes in self._changes.items():
+            total += sum(map(size, changes))
             if taken and (total > bytes_max or len(taken) >= count_max):
                 break
-            taken[key] = change
+            taken[key] = list(changes)
         return taken
 
-    def saved(self, taken: dict[str, Change]) -> None:
-        """Remove changes that the view has; a newer change of the same key stays."""
-        for key, change in taken.items():
-            if key in self._changes and self._changes[key] is change:
+    def saved(self, key: str, changes: list[Change]) -> None:
+        """Remove changes that the view has; newer ones of the same key stay."""
+        there = self._changes.get(key)
+        if there is not None:
+            last = position(changes[-1])
+            self._remove(there, sum(position(change) <= last for change in there))
+            if not there:
                 del self._changes[key]
-                self._bytes -= size(change)
+
+    def clear(self) -> None:
+        self._changes.clear()
+        self._bytes = 0
+
+    def _remove(self, changes: list[Change], count: int) -> None:
+        """The oldest ones."""
+        if count > 0:
+            self._bytes -= sum(map(size, changes[:count]))
+            del changes[:count]
+
+
+def position(change: Change) -> int:
+    return change if isinstance(change, int) else change.position
 
 
 def size(change: Change) -> int:
-    if not isinstance(change, context_log.ContextLogEntry):
+    if isinstance(change, int):
         return 0
     return ENTRY_BYTES + len(change.record.value or b"") + len(change.record.attributes)

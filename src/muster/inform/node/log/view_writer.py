@@ -17,56 +17,44 @@ SAVE_BYTES = 16 << 20
 
 
 class ViewWriter:
-    def __init__(self, shared: state.NodeState, view: log_view.ReplicaView) -> None:
+    def __init__(self, shared: state.NodeState) -> None:
         self._state = shared
-        self._view = view
+        self._view = shared.view
         self.failure: errors.MusterError | None = None  # set while the view cannot be written
+        self._log = ""  # the identity of the log
         self._saved = 0  # the position of the view
+        self._discarded = 0  # how often the view was
+        self._closed = False
         self._stored = asyncio.Event()  # set after each save
 
     async def load(self) -> None:
         view, shared = self._view, self._state
+        log = await shared.log.state()
+        self._log = f"{log.created_ns} {log.restored}"
         try:
-            position = await view.position()
-            if position and not await self._is_usable(position):
-                state.events.warning("view-too-old", node=shared.name, position=position)
-                position = 0
-            if position:
-                newest: context_log.ContextLogEntry | None = None
-                async for page in view.load():
-                    shared.restore(page)
-                    newest = max(
-                        page if newest is None else [newest, *page], key=lambda entry: entry.sequence
-                    )
-                    await asyncio.sleep(0)
-                if newest is not None and not await self._is_logged(newest):
-                    raise errors.InvalidInput("the view was made from another log")
+            facts = await view.facts()
+            if facts.position and not (
+                facts.log == self._log and log.first_sequence - 1 <= facts.position <= log.last_sequence
+            ):
+                state.events.warning("view-outdated", node=shared.name, position=facts.position)
+                await self.restart()
+                return
+            shared.fences = facts.fences
+            async for page in view.load():
+                shared.restore(page)
+                await asyncio.sleep(0)
         except errors.InvalidInput as error:
             state.events.error("view-damaged", node=shared.name, error=error)
-            # Read the log from the start: records that are already in memory would not be saved again.
-            shared.forget_all()
-            position = 0
-        if not position:
-            await view.clear()
-        self._saved = shared.position = position
+            await self.restart()
+            return
+        self._saved = shared.log.applied = facts.position
 
-    async def _is_usable(self, position: int) -> bool:
-        """Whether the log still has all changes after ``position``."""
-        log = self._state.log
-        return await log.purged_up_to() <= position <= await log.last_sequence()
-
-    async def _is_logged(self, entry: context_log.ContextLogEntry) -> bool:
-        """Whether the newest record of the view is in this log: a log that was restored from a backup may
-        assign the same sequences to other records.
-        """
-        log, key = self._state.log, entry.record.key
-        last = await log.last(key)
-        if last is None:
-            return entry.record.value is None  # a deletion that has been purged
-        if last.sequence < entry.sequence:
-            return False
-        logged = await log.get(entry.sequence, key)
-        return logged is None or logged.record == entry.record
+    async def restart(self) -> None:
+        """Discard the view, and read the log from its beginning."""
+        self._state.restart()
+        self._saved = 0
+        self._discarded += 1
+        await self._view.clear()
 
     async def run(self) -> None:
         while True:
@@ -83,7 +71,15 @@ class ViewWriter:
                     state.events.warning("view-stored-again", node=self._state.name)
                 self.failure = None
 
+    @property
+    def saved(self) -> int:
+        """The position of the view."""
+        return self._saved
+
     async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
         with contextlib.suppress(errors.MusterError):  # the log has the unsaved changes
             await self.save()
         await self._view.close()
@@ -96,28 +92,33 @@ class ViewWriter:
 
     async def save(self) -> None:
         shared = self._state
-        while shared.unsaved or self._saved < shared.position:
-            position = shared.position
+        while shared.unsaved or self._saved < shared.log.applied:
+            applied, discarded = shared.log.applied, self._discarded
             taken = shared.unsaved.first(SAVE_ENTRIES, SAVE_BYTES)
             is_all = len(taken) == len(shared.unsaved)
-            entries = await self._load_deferred(taken)
-            if not is_all or len(entries) < len(taken):
-                position = self._saved  # this commit does not contain all changes up to the position
-            await self._view.save(entries, position)
-            self._saved = position
-            shared.unsaved.saved({key: taken[key] for key in entries})
+            changes = await self._load_deferred(taken)
+            if self._discarded != discarded:
+                continue
+            if not is_all or len(changes) < len(taken):
+                applied = self._saved  # this commit does not contain all changes up to there
+            fences = [fence for fence in shared.fences if fence.sequence <= applied]  # the others come again
+            await self._view.save(changes, log_view.ViewFacts(self._log, applied, fences))
+            if self._discarded != discarded:
+                continue
+            self._saved = applied
+            for key in changes:
+                shared.unsaved.saved(key, taken[key])
             self._stored.set()
 
     async def _load_deferred(
-        self, taken: dict[str, unsaved.Change]
-    ) -> dict[str, context_log.ContextLogEntry | None]:
+        self, taken: dict[str, list[unsaved.Change]]
+    ) -> dict[str, list[context_log.ContextLogEntry]]:
         """Return the entries to save, reading deferred records from the log up to a size limit."""
-        entries: dict[str, context_log.ContextLogEntry | None] = {}
+        changes: dict[str, list[context_log.ContextLogEntry]] = {}
         size = 0
-        for key, change in taken.items():
-            entry = await self._state.log.last(key) if isinstance(change, unsaved.DeferredChange) else change
-            entries[key] = entry if entry is not None and self._state.name in entry.record.holders else None
-            size += unsaved.size(entries[key])
+        for key, deferred in taken.items():
+            changes[key] = await self._state.loaded(key, deferred)
+            size += sum(map(unsaved.size, changes[key]))
             if size > SAVE_BYTES:
                 break
-        return entries
+        return changes

@@ -28,7 +28,7 @@ class Replica(msgspec.Struct, gc=False):
     """A context on this node."""
 
     value: bytes | None  # None: deleted or evicted
-    sequence: int  # of its record
+    position: int  # of its record in the log
     version: int
     stamp: int
     stamped_by: str
@@ -81,42 +81,42 @@ class ReplicaTable:
             return demand.ReplicaKind.TEMPORARY
         return demand.ReplicaKind.PRIMARY if replica.holders[0] == self.me else demand.ReplicaKind.PERMANENT
 
-    def apply(self, record: protocol.ContextRecord, sequence: int, now_s: float) -> bool:
+    def apply(self, record: protocol.ContextRecord, position: int, now_s: float) -> bool:
         """Apply a record of the log. Return whether it changed anything; outdated records do not.
 
         A temporary replica follows the log like a permanent one, and is dropped with its context.
         """
         known = self.index.get(record.key)
-        if known is not None and known.sequence > sequence:
+        if known is not None and known.position > position:
             return False
-        if known is not None and known.sequence == sequence and not known.temporary:
+        if known is not None and known.position == position and not known.temporary:
             return False  # a temporary one may be ahead of the log's follower, and permanent from here on
         if self.me not in record.holders:
-            if known is None or known.sequence == sequence:
+            if known is None or known.position == position:
                 return False
             if known.temporary and record.value is not None:
                 self._install(
-                    record, sequence, temporary=True, since_s=known.since_s, fresh_at_s=known.fresh_at_s
+                    record, position, temporary=True, since_s=known.since_s, fresh_at_s=known.fresh_at_s
                 )
             else:
                 self.drop(record.key)
             return True
         since_s = now_s if known is None or known.temporary else known.since_s
-        self._install(record, sequence, temporary=False, since_s=since_s, fresh_at_s=0.0)
+        self._install(record, position, temporary=False, since_s=since_s, fresh_at_s=0.0)
         return True
 
     def install_temporary(
-        self, record: protocol.ContextRecord, sequence: int, now_s: float, *, fresh_at_s: float
+        self, record: protocol.ContextRecord, position: int, now_s: float, *, fresh_at_s: float
     ) -> None:
         known = self.index.get(record.key)
-        if known is None or (known.temporary and known.sequence <= sequence):
+        if known is None or (known.temporary and known.position <= position):
             since_s = known.since_s if known is not None else now_s
-            self._install(record, sequence, temporary=True, since_s=since_s, fresh_at_s=fresh_at_s)
+            self._install(record, position, temporary=True, since_s=since_s, fresh_at_s=fresh_at_s)
 
     def _install(
         self,
         record: protocol.ContextRecord,
-        sequence: int,
+        position: int,
         *,
         temporary: bool,
         since_s: float,
@@ -130,8 +130,8 @@ class ReplicaTable:
             log_bytes += known.log_bytes * (self._history - 1) // self._history
         replica = Replica(
             value=None,
-            sequence=sequence,
-            version=record.version or sequence,
+            position=position,
+            version=record.version or position,
             stamp=record.stamp,
             stamped_by=sys.intern(record.stamped_by),
             holders=self._holders.setdefault(record.holders, record.holders),

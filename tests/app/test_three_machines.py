@@ -13,7 +13,7 @@ import pytest
 from muster.app import domain, enrolment, home
 from muster.app import settings as app_settings
 from muster.app.components import bootstrap_client, management
-from muster.app.machines import joining, membership
+from muster.app.machines import join_client, membership
 from muster.app.machines import roles as machine_roles
 from muster.bus import api
 from muster.bus.client import client
@@ -79,13 +79,13 @@ class Machines:
             )
         return enrolment.EnrolmentToken.parse(issued.token)
 
-    def choices(self, name: str) -> joining.JoinChoices:
+    def choices(self, name: str) -> join_client.JoinChoices:
         address = self.address(name)
-        return joining.JoinChoices(name=name, address=address, listen=address, zone=name)
+        return join_client.JoinChoices(name=name, address=address, listen=address, zone=name)
 
     async def join(self, name: str) -> None:
         place = home.Home(self.folder / name)
-        await joining.join(place, await self.token(), self.choices(name), waiting=lambda _: None)
+        await join_client.join(place, await self.token(), self.choices(name), waiting=lambda _: None)
         await self.start(name)
 
     def keyring(self, name: str = "a") -> keyring.Keyring:
@@ -166,7 +166,7 @@ async def test_three_machines_replicate_refuse_revoked_identities_and_replace_a_
         assert kept == {"secrets.key"}
         assert not (machines.folder / name / "fleet/certs/ca.pem").exists()
         assert machines.keyring(name).key_of_secrets().public == machines.keyring().key_of_secrets().public
-    spent = joining.join(home.Home(machines.folder / "d"), issued, machines.choices("b"), waiting=print)
+    spent = join_client.join(home.Home(machines.folder / "d"), issued, machines.choices("b"), waiting=print)
     with pytest.raises(errors.Conflict, match="has a machine 'b' already"):
         await spent
 

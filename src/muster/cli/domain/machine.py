@@ -13,7 +13,7 @@ from muster.cli import command, connection, live_names, registry_calls
 
 if TYPE_CHECKING:
     from muster.app import enrolment, home
-    from muster.app.machines import joining, membership
+    from muster.app.machines import join_client, membership
 
 COLUMNS = ("name", "roles", "address", "broker?", "stores", "since")
 
@@ -172,7 +172,7 @@ def join(
     machine.
     """
     from muster.app import enrolment, home
-    from muster.app.machines import joining
+    from muster.app.machines import join_client
     from muster.cli.domain import lifecycle
     from muster.core import errors
 
@@ -190,7 +190,7 @@ def join(
             noted.append(reason)
             invocation.printer.note(reason)
 
-    here = command.run(joining.join(place, parsed, choices, waiting=waiting, proxy=proxy))
+    here = command.run(join_client.join(place, parsed, choices, waiting=waiting, proxy=proxy))
     invocation.printer.note(f"this machine is {here.name}, with {', '.join(here.roles)}")
     if service:
         _install(place)
@@ -226,14 +226,14 @@ def _choices(
     zone: str | None,
     port: int,
     route_port: int,
-) -> joining.JoinChoices:
+) -> join_client.JoinChoices:
     import socket
 
-    from muster.app.machines import joining
+    from muster.app.machines import join_client
 
     name = name or token.name or socket.gethostname().partition(".")[0]
-    address = address or joining.own_address(token.servers)
-    return joining.JoinChoices(
+    address = address or join_client.own_address(token.servers)
+    return join_client.JoinChoices(
         name=name,
         address=address,
         listen=listen or address,

@@ -24,7 +24,7 @@ async def rows(url: str, folder: pathlib.Path, contexts: int, memory_bytes: int)
         stream = await context_log.open_stream(bus, max_bytes=4 << 30)
         for sequence, first in enumerate(range(0, contexts, BATCH)):
             numbers = range(first, min(first + BATCH, contexts))
-            page = protocol.ContextPage(sequence, [_written(number) for number in numbers])
+            page = protocol.ContextLogPage(sequence, [_written(number) for number in numbers])
             await stream.publish(protocol.page_subject("big"), protocol.encode(page), timeout_s=60.0)
     inform_worlds.make(folder)
     chosen = inform_worlds.inform_settings(memory_bytes=memory_bytes, tombstone_s=1e9)

@@ -299,7 +299,7 @@ def log_page(data: bytes) -> None:
     msgspec.msgpack.encode(["key", b"value"]), inform_protocol.encode(inform_protocol.PutContext("k", b"v"))
 )
 def context_record(data: bytes) -> None:
-    attempt(inform_protocol.decode, data, inform_protocol.ContextPage)
+    attempt(inform_protocol.decode, data, inform_protocol.ContextLogPage)
     inform_protocol.decode(data, inform_protocol.PutContext)
 
 

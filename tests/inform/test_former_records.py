@@ -85,5 +85,7 @@ async def test_a_record_under_the_subject_of_another_key_is_invalid(start_node, 
     assert node.reader.local("a").value == b"3"
     with pytest.raises(errors.InvalidInput, match="invalid"):
         context_log.decode_page(
-            api.StoredMessage(protocol.page_subject("n1"), protocol.encode(protocol.ContextPage(9)), {}, 9, 0)
+            api.StoredMessage(
+                protocol.page_subject("n1"), protocol.encode(protocol.ContextLogPage(9)), {}, 9, 0
+            )
         )

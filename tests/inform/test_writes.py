@@ -327,9 +327,9 @@ async def test_a_record_of_a_page_with_an_early_basis_is_void():
     one = protocol.ContextRecord("k", ("p",), 1, "p", b"1")
     for sequence in range(1, 3 * page_order.WINDOW):
         other = msgspec.structs.replace(one, key=f"k{sequence}")
-        assert order.add(sequence, protocol.ContextPage(sequence - 1, [other])) == [True]
-    assert order.add(sequence + 1, protocol.ContextPage(sequence - page_order.WINDOW, [one])) == [False]
-    assert order.add(sequence + 2, protocol.ContextPage(sequence + 1, [one, one])) == [True, False]
+        assert order.add(sequence, protocol.ContextLogPage(sequence - 1, [other])) == [True]
+    assert order.add(sequence + 1, protocol.ContextLogPage(sequence - page_order.WINDOW, [one])) == [False]
+    assert order.add(sequence + 2, protocol.ContextLogPage(sequence + 1, [one, one])) == [True, False]
     assert len(order._last) <= page_order.WINDOW + 2
 
 

@@ -271,7 +271,7 @@ class WriteModel(stateful.RuleBasedStateMachine):
         """The records of a key that count."""
         order, entries = page_order.PageOrder(), []
         for message in self.net.logs[protocol.STREAM].messages.values():
-            page = protocol.decode(message.data, protocol.ContextPage)
+            page = protocol.decode(message.data, protocol.ContextLogPage)
             for place, counts in enumerate(order.add(message.sequence, page)):
                 if counts and page.records[place].key == key:
                     position = pages.position(message.sequence, place)

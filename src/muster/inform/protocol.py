@@ -82,7 +82,7 @@ class FenceCandidate(InformMessage, frozen=True):
     zone: str
 
 
-class ContextPage(InformMessage, frozen=True):
+class ContextLogPage(InformMessage, frozen=True):
     """What a node appends at one time. ``basis``: the sequence up to which it had applied the log before;
     a record does not count if another one of its key came in between.
 

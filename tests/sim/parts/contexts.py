@@ -208,7 +208,7 @@ class ContextPart:
         """The records that count, the primary that was to write each, and when they were stored."""
         order, holders = page_order.PageOrder(), dict[str, tuple[str, ...]]()
         for stored in self._domain.net.stored.get(protocol.STREAM, ()):
-            page = protocol.decode(stored.message.data, protocol.ContextPage)
+            page = protocol.decode(stored.message.data, protocol.ContextLogPage)
             fenced = protocol.node_of(stored.message.subject)
             if page.fence:
                 for key, of in holders.items():

@@ -77,7 +77,7 @@ class PendingRecord:
 
 
 class SentPage(NamedTuple):
-    page: protocol.ContextPage
+    page: protocol.ContextLogPage
     data: bytes
     items: list[PendingRecord]
     at_s: float
@@ -185,7 +185,7 @@ class ContextLog:
         if not items:
             return None
         records = [item.record for item in items if item.record is not None]
-        page = protocol.ContextPage(basis, records, self._lease_s)
+        page = protocol.ContextLogPage(basis, records, self._lease_s)
         return SentPage(page, protocol.encode(page), items, self._now_s())
 
     def _is_void(self, key: str, since: int) -> bool:
@@ -232,7 +232,7 @@ class ContextLog:
         await self.reached(stored.sequence, self._timeout_s)
         seen = self.seen.get(node)
         if seen is None or seen.sequence < stored.sequence:
-            lease_s = protocol.decode(stored.data, protocol.ContextPage).lease_s
+            lease_s = protocol.decode(stored.data, protocol.ContextLogPage).lease_s
             self.seen[node] = NodeSeen(stored.sequence, self._now_s(), lease_s)
 
     def _items(self) -> list[PendingRecord]:
@@ -252,7 +252,7 @@ class ContextLog:
         if self.lease_left_s(node):
             return False
         seen = self.seen.get(node)
-        page = protocol.ContextPage(self.applied, fence=live)
+        page = protocol.ContextLogPage(self.applied, fence=live)
         try:
             sequence = await self._stream.publish(
                 protocol.page_subject(node),
@@ -280,7 +280,7 @@ class ContextLog:
         return sent if sent is not None and sent.data == stored.data else None
 
     def add(
-        self, sequence: int, node: str | None, page: protocol.ContextPage
+        self, sequence: int, node: str | None, page: protocol.ContextLogPage
     ) -> list[tuple[ContextLogEntry, bool]]:
         """Take the next page; returns its records, and whether they count."""
         if node is not None:
@@ -395,11 +395,11 @@ async def open_stream(
     return await bus.stream(settings)
 
 
-def decode_page(stored: api.StoredMessage) -> protocol.ContextPage:
+def decode_page(stored: api.StoredMessage) -> protocol.ContextLogPage:
     """A page, or a former record as one."""
     if protocol.node_of(stored.subject) is None:
         return _former_page(stored)
-    page = protocol.decode(stored.data, protocol.ContextPage)
+    page = protocol.decode(stored.data, protocol.ContextLogPage)
     if len(page.records) > page_order.RECORDS_MAX or page.basis >= stored.sequence:
         raise errors.InvalidInput(f"page {stored.sequence} of the log of contexts is invalid")
     for record in page.records:
@@ -408,7 +408,7 @@ def decode_page(stored: api.StoredMessage) -> protocol.ContextPage:
     return page
 
 
-def _former_page(stored: api.StoredMessage) -> protocol.ContextPage:
+def _former_page(stored: api.StoredMessage) -> protocol.ContextLogPage:
     """Such a record was appended under the condition that it follows the last one of its key."""
     record = protocol.decode(stored.data, protocol.ContextRecord)
     if stored.subject != protocol.former_subject(record.key):
@@ -416,9 +416,9 @@ def _former_page(stored: api.StoredMessage) -> protocol.ContextPage:
             f"a record of {record.key[:80]!r} is stored under the subject of another key"
         )
     if record.key.startswith(OWN_KEYS):
-        return protocol.ContextPage(stored.sequence - 1)
+        return protocol.ContextLogPage(stored.sequence - 1)
     version = record.version or stored.sequence
-    return protocol.ContextPage(stored.sequence - 1, [msgspec.structs.replace(record, version=version)])
+    return protocol.ContextLogPage(stored.sequence - 1, [msgspec.structs.replace(record, version=version)])
 
 
 def _void(key: str) -> errors.Conflict:

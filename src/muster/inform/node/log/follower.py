@@ -118,7 +118,7 @@ class LogFollower:
         self,
         sequence: int,
         node: str | None,
-        page: protocol.ContextPage,
+        page: protocol.ContextLogPage,
         sent: context_log.SentPage | None,
         size: int,
         stored_at_ns: int,

@@ -33,7 +33,7 @@ class PageOrder:
         """The sequence of the last page with a record of ``key``; 0: none for `WINDOW` sequences."""
         return self._last.get(key, 0)
 
-    def add(self, sequence: int, page: protocol.ContextPage) -> list[bool]:
+    def add(self, sequence: int, page: protocol.ContextLogPage) -> list[bool]:
         """Add the next page. Return which of its records count."""
         last, basis = self._last, page.basis
         is_late = sequence - basis > WINDOW

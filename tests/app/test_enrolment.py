@@ -94,6 +94,20 @@ async def test_a_request_that_is_repeated_gets_the_same_answer(office):
         await office.service.enrol(token, new_key(), "m")
 
 
+async def test_a_token_of_a_machine_admits_the_key_of_its_request_only(office, monkeypatch):
+    """Else a machine that was removed could return with other keys and its spent token."""
+    monkeypatch.setattr(office.service._admission, "machines", lambda: None)
+    text = await office.service.make(
+        "ann", "b", ("nats://x",), "", approval=False, lifetime_s=60.0, machine_roles=("agent",)
+    )
+    token = credentials.Credentials.parse(enrolment.EnrolmentToken.parse(text).creds).identity
+    asked = admission.JoinRequest(
+        name="b", address="10.0.0.2", zone="b", keys={"bootstrap": new_key()}, box=""
+    )
+    with pytest.raises(errors.Forbidden, match="do not include that of its request"):
+        await office.service.enrol(token, new_key(), "m", join=asked)
+
+
 async def test_the_service_may_end_at_any_moment(office, monkeypatch):
     """After the token is spent, after the key is issued: the same key is admitted, and no other."""
     for when in ("before", "after"):

@@ -9,7 +9,7 @@ import pytest
 
 from muster.app import certificates, identities
 from muster.app import settings as app_settings
-from muster.app.machines import admission, membership
+from muster.app.machines import admission, join_client, membership
 from muster.app.machines import roles as machine_roles
 from muster.core import errors
 from muster.core.settings import bus, domain
@@ -160,3 +160,105 @@ def test_keys_that_do_not_fit_the_roles_are_refused(tmp_path: Path):
     first, box = Signing(tmp_path), sealed_box.SealedBoxKey.create()
     with pytest.raises(errors.InvalidInput, match="its roles need"):
         first.admission.join(("agent",), request("b", new_keys("b"), box))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ({"address": "10.0.0.2:4222"}, "neither an address nor a host name"),
+        ({"address": 'b"{}'}, "neither an address nor a host name"),
+        ({"address": "fe80::1%eth0"}, "valid on one machine only"),
+        ({"address": "10.0.0.1"}, "local has the address"),
+        ({"port": 0}, "0 is not a port"),
+        ({"route_port": 65536}, "65536 is not a port"),
+        ({"box": "x"}, "not base64"),
+        ({"certificate_key": "x"}, "not a public key"),
+        ({"zone": "../x"}, "cannot be a name"),
+        ({"name": "../x"}, "cannot be a name"),
+    ],
+)
+def test_a_refused_request_changes_neither_the_list_nor_the_keys(
+    tmp_path: Path, wrong: dict[str, object], reason: str
+):
+    """The list becomes the configuration of all brokers."""
+    first, box = Signing(tmp_path), sealed_box.SealedBoxKey.create()
+    asked = msgspec.structs.replace(request("b", new_keys("b"), box), **wrong)
+    with pytest.raises(errors.MusterError, match=reason):
+        first.admission.join(machine_roles.ALL, asked)
+    assert [known.name for known in first.admission.machines().machines] == ["local"]
+    assert first.trust.machine_keys("b") == {}
+
+
+def test_a_machine_brings_keys_of_its_own(tmp_path: Path):
+    """Its removal revokes them, so it must not name those of others, nor get documents for more of them."""
+    first, box = Signing(tmp_path), sealed_box.SealedBoxKey.create()
+    keys = {identity: key.public for identity, key in new_keys("b").items()}
+    asked = request("b", {}, box)
+
+    def refused(error: type[errors.MusterError], **different: str) -> None:
+        with pytest.raises(error):
+            first.admission.join(machine_roles.ALL, msgspec.structs.replace(asked, keys=keys | different))
+
+    refused(errors.Refused, bootstrap=first.trust.show("bootstrap").public_key)
+    refused(errors.InvalidInput, bootstrap=keys["admin"])
+    first.admission.join(machine_roles.ALL, msgspec.structs.replace(asked, keys=keys))
+    another = nkeys.KeyPair.create(nkeys.KeyKind.USER).public
+    refused(errors.Conflict, admin=another)
+    refused(errors.Conflict, system=another)
+    first.admission.remove("b")
+    refused(errors.Refused)
+    revoked = first.trust.newest_account([]).nats.revocations  # type: ignore[union-attr]
+    assert set(keys.values()) - set(revoked) == {keys["system"]}  # that one is in the brokers' own account
+
+
+@pytest.mark.parametrize("name", ["alice", "channel-b", "registry-1"])
+def test_a_machine_does_not_get_the_name_of_another_identity(tmp_path: Path, name: str):
+    first, box = Signing(tmp_path), sealed_box.SealedBoxKey.create()
+    for identity, role in (("alice", roles.Role.VIEWER), ("registry-1", roles.Role.REGISTRY)):
+        first.trust.issue(identity, role)
+    first.admission.join(machine_roles.ALL, request("b", new_keys("b"), box))
+    with pytest.raises(errors.Conflict, match=f"an identity '{name}' already"):
+        first.admission.join(("agent",), request(name, new_keys(name, ("agent",)), box))
+    assert first.trust.machine_keys(name) == {}
+
+
+def test_a_join_that_a_crash_interrupted_is_completed_or_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    first, box = Signing(tmp_path), sealed_box.SealedBoxKey.create()
+    store, keys = first.trust._store, new_keys("b")
+
+    def crash(domain: str, identity: str, *rest: object) -> str:
+        if identity == "manager-b-1":
+            raise RuntimeError("power cut")
+        return store(domain, identity, *rest)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(first.trust, "_store", crash)
+        with pytest.raises(RuntimeError):
+            first.admission.join(machine_roles.ALL, request("b", keys, box))
+    interrupted = first.trust.machine_keys("b")
+    assert "manager-b-1" in interrupted
+    joined = first.admission.join(machine_roles.ALL, request("b", keys, box))
+    assert set(joined.users) == set(keys)
+    (tmp_path / "fleet" / membership.FILE).write_bytes(
+        msgspec.json.encode(first.admission.machines().without("b"))
+    )
+    first.admission.join(machine_roles.ALL, request("b", new_keys("b"), box))  # its home was lost
+    assert first.trust.show("manager-b-1").public_key != keys["manager-b-1"].public
+    assert keys["bootstrap"].public in first.trust.newest_account([]).nats.revocations  # type: ignore[union-attr]
+
+
+def test_a_machine_that_is_removed_meanwhile_does_not_return_as_a_store():
+    three = listed(machine("a", stores=True), machine("b"), machine("c"))
+    following = three.next_to_store(["fleet-a"])
+    assert following is not None
+    assert three.without("b").with_storing(following) == three.without("b")
+    assert three.with_storing(following).storing[-1].name == "b"
+
+
+def test_a_request_with_another_name_has_the_key_to_which_the_token_is_bound(tmp_path: Path):
+    first = join_client._keys(tmp_path, list(membership.parts("b", ("agent",), "b")))
+    second = join_client._keys(tmp_path, list(membership.parts("b2", ("agent",), "b2")))
+    assert second["bootstrap"].seed == first["bootstrap"].seed
+    assert set(second) == {"bootstrap", "admin", "b2", "sensor-b2"}

@@ -232,6 +232,8 @@ class EnrolmentService:
             )
         if join is not None and enrolment.name not in ("", join.name):
             raise errors.Forbidden(f"this token is for the machine {enrolment.name!r}, not {join.name!r}")
+        if join is not None and join.keys.get("bootstrap") != public_key:
+            raise errors.Forbidden("the keys of the machine do not include that of its request")
         if enrolment.admitted and join is None:
             return await asyncio.to_thread(self._admitted, identity, enrolment.name, public_key)
         if enrolment.expires_at_s < time.time() and not enrolment.spent:

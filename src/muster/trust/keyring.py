@@ -33,7 +33,7 @@ import contextlib
 import pathlib
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 
@@ -359,38 +359,73 @@ class Keyring:
 
     # -- machines
 
+    def machine_keys(self, machine: str) -> dict[str, str]:
+        """The public keys of the parts of a machine that joined, by identity."""
+        folders = (
+            self._account(domain) / "machines" / subjects.token(machine) for domain in (SYSTEM, self.domain)
+        )
+        paths = (path for folder in folders for path in folder.glob("*.jwt"))
+        return {path.stem: _read(path, jwt.UserClaims)[1].sub for path in paths}
+
     def issue_to_machine(
         self,
         machine: str,
-        identity: str,
-        role: roles.Role,
-        public_key: str,
+        parts: Mapping[str, roles.Role],
+        keys: Mapping[str, str],
         *,
-        may_run_commands: bool = False,
-    ) -> str:
-        """The document of a part of a machine that joined. Parts of the same name on several machines are one
-        identity with several keys, which are revoked with it, or with their machine."""
-        domain = self._place(role, None)
+        shared: Collection[str] = (),
+        may_run_commands: Collection[str] = (),
+    ) -> dict[str, str]:
+        """The documents of the parts of a machine that joined, by identity, or an error before the first one.
+
+        ``shared`` parts have the same name on several machines: one identity with several keys, which are
+        revoked with it, or with their machine."""
         with private_files.locked(self.folder):
-            public = nkeys.require_kind(public_key, nkeys.KeyKind.USER)
-            if public in self._revoked(domain):
-                raise errors.Refused(f"{identity!r} needs a new key: this one was revoked")
-            document = self._document_of(
-                domain,
-                subjects.identity(identity),
-                role,
-                public,
-                self._clock(),
-                marks=(credential_records.SHELL,) if may_run_commands else (),
-            )
-            user = self._user(domain, identity)
-            if not user.exists() or self.show(identity, domain=domain).status == "revoked":
-                self._store(domain, identity, public, document, None)
-            private_files.replace_file(
-                self._account(domain) / "machines" / subjects.token(machine) / f"{identity}.jwt",
-                document.encode(),
-            )
-            return document
+            held = self.machine_keys(machine)
+            if len(set(keys.values())) < len(keys):
+                raise errors.InvalidInput(f"{machine!r} needs a key for each of its parts")
+            for identity, role in parts.items():
+                domain, public = (
+                    self._place(role, None),
+                    nkeys.require_kind(keys[identity], nkeys.KeyKind.USER),
+                )
+                if public in self._revoked(domain):
+                    raise errors.Refused(f"{identity!r} needs a new key: this one was revoked")
+                if held.get(subjects.identity(identity)) == public:  # repeated
+                    continue
+                if identity in held or (self._account(domain) / "keys" / public).exists():
+                    raise errors.Refused(f"{identity!r} of {machine!r} needs its own key, and one only")
+                if identity not in shared and self._is_taken(domain, identity):
+                    raise errors.Conflict(
+                        f"the domain has an identity {identity!r} already",
+                        hint=f"choose another name for the machine, or `muster creds revoke {identity}`",
+                    )
+            return {
+                identity: self._issue_part(
+                    machine, identity, role, keys[identity], identity in may_run_commands
+                )
+                for identity, role in parts.items()
+            }
+
+    def _issue_part(
+        self, machine: str, identity: str, role: roles.Role, public: str, may_run_commands: bool
+    ) -> str:
+        domain = self._place(role, None)
+        marks = (credential_records.SHELL,) if may_run_commands else ()
+        document = self._document_of(domain, identity, role, public, self._clock(), marks=marks)
+        # First: after a crash, this is what makes the same request a repeated one.
+        private_files.replace_file(
+            self._account(domain) / "machines" / machine / f"{identity}.jwt", document.encode()
+        )
+        if self._is_taken(domain, identity):
+            private_files.replace_file(self._account(domain) / "keys" / public, identity.encode())
+        else:
+            self._store(domain, identity, public, document, None)
+        return document
+
+    def _is_taken(self, domain: str, identity: str) -> bool:
+        user = self._user(domain, identity)
+        return user.exists() and self.show(identity, domain=domain).status != "revoked"
 
     def revoke_machine(self, machine: str) -> None:
         """Revoke the keys of all parts of a machine. To be published as `revoke`."""

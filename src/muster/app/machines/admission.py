@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
 
 import msgspec
 
@@ -18,10 +17,10 @@ from muster.app import certificates
 from muster.app.machines import membership
 from muster.app.machines import roles as roles_
 from muster.core import errors
+from muster.core.net import hosts
 from muster.core.settings import domain
 from muster.trust import certificates as certificates_
 from muster.trust import keyring
-from muster.trust.permissions import roles
 
 PORT, ROUTE_PORT = 4222, 6222
 
@@ -87,29 +86,31 @@ class MachineAdmission:
                 f"{', '.join(sorted(expected))}",
                 hint="the same version of Muster on both machines",
             )
-        machine = self._machine(name, machine_roles, request)
-        known = machines.get(name)
-        if known is not None and not self._has_keys(expected, request.keys):
+        # All that may be refused comes first: others follow the list as it is.
+        machine = self._machine(name, machine_roles, request, machines)
+        certificate = self._certificate(machine, request.certificate_key)
+        has_secrets = roles_.MachineRole.REGISTRY in machine_roles
+        sealed = self._trust.seal_secrets_for(request.box, name) if has_secrets else ""
+        held = self._trust.machine_keys(name)
+        if machines.get(name) is not None and held != request.keys:
             raise errors.Conflict(
                 f"the domain has a machine {name!r} already",
                 hint=f"choose another name with --name, or `muster machine remove {name}` if it is lost",
             )
-        users = {
-            identity: self._trust.issue_to_machine(
-                name, identity, role, request.keys[identity], may_run_commands=identity == "admin"
-            )
-            for identity, role in expected.items()
-        }
-        machines = membership.update(self._folder, lambda latest: latest.put(known or machine))
-        has_secrets = roles_.MachineRole.REGISTRY in machine_roles
+        if any(request.keys.get(identity) != key for identity, key in held.items()):
+            self._trust.revoke_machine(name)  # of a request that was not completed
+        users = self._trust.issue_to_machine(
+            name, expected, request.keys, shared=membership.SHARED, may_run_commands=("admin",)
+        )
+        machines = membership.update(self._folder, lambda latest: latest.put_again(machine))
         return JoinedMachine(
             domain=self._settings.domain.name,
             machines=msgspec.structs.replace(machines, own=name),
             users=users,
             documents=self._trust.public_documents(),
             bundle=certificates.bundle(self._settings).read_text(),
-            certificate=self._certificate(machine, request.certificate_key),
-            secrets=self._trust.seal_secrets_for(request.box, name) if has_secrets else "",
+            certificate=certificate,
+            secrets=sealed,
         )
 
     def page(self, machine: str, after: int, certificate_key: str) -> DirectoryPage:
@@ -142,17 +143,29 @@ class MachineAdmission:
         membership.update(self._folder, lambda latest: latest.without(name))
         return machine
 
-    def _has_keys(self, expected: Mapping[str, roles.Role], keys: Mapping[str, str]) -> bool:
-        """Whether the machine repeats its request: it may not have received the reply."""
-        unique = [identity for identity in expected if identity not in membership.SHARED]
-        return all(self._trust.show(identity).public_key == keys[identity] for identity in unique)
-
-    def _machine(self, name: str, machine_roles: tuple[str, ...], request: JoinRequest) -> membership.Machine:
+    def _machine(
+        self,
+        name: str,
+        machine_roles: tuple[str, ...],
+        request: JoinRequest,
+        machines: membership.MachineList,
+    ) -> membership.Machine:
+        """Checked, because it becomes a part of the configuration of all brokers."""
+        hosts.check_host(request.address, "address")
         machine = membership.Machine(
             name=name, roles=machine_roles, address=request.address, since_s=time.time()
         )
         if roles_.MachineRole.BROKER not in machine_roles:
             return machine
+        for port in (request.port, request.route_port):
+            if not 1 <= port <= 65535:
+                raise errors.InvalidInput(f"{port} is not a port: 1 to 65535")
+        for other in machines.brokers:
+            if other.name != name and (other.address, other.port) == (request.address, request.port):
+                raise errors.Conflict(
+                    f"{other.name} has the address {request.address}, port {request.port}",
+                    hint="name that of this machine with --address",
+                )
         return msgspec.structs.replace(
             machine,
             # Not the name of a broker that was removed: the others refuse it for five minutes.

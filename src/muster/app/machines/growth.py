@@ -7,8 +7,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-import msgspec
-
 from muster.app.components import component
 from muster.app.components import context as context_
 from muster.app.machines import membership
@@ -87,6 +85,5 @@ class StorageGrowth:
             await self._grown()
         following = machines.next_to_store(group.current)
         if following is not None and group.current == group.members:
-            storing = msgspec.structs.replace(following, stores=True)
-            await asyncio.to_thread(membership.update, folder, lambda known: known.put(storing))
+            await asyncio.to_thread(membership.update, folder, lambda known: known.with_storing(following))
             self._context.log.info("broker-stores", broker=following.broker)

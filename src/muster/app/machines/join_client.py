@@ -115,7 +115,8 @@ def _keys(draft: pathlib.Path, names: list[str]) -> dict[str, nkeys.KeyPair]:
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         seeds = {}
     if set(seeds) != set(names):
-        seeds = {name: nkeys.KeyPair.create(nkeys.KeyKind.USER).seed for name in names}
+        # The token is bound to one of them, also if the machine got another name after a refusal.
+        seeds = {name: seeds.get(name) or nkeys.KeyPair.create(nkeys.KeyKind.USER).seed for name in names}
         draft.mkdir(mode=0o700, parents=True, exist_ok=True)
         files.write(path, msgspec.json.encode(_Draft(seeds)))
     return {name: nkeys.KeyPair.from_seed(seed) for name, seed in seeds.items()}

@@ -97,6 +97,21 @@ class MachineList(msgspec.Struct, frozen=True, kw_only=True):
         known = {other.name: other for other in self.machines} | {machine.name: machine}
         return msgspec.structs.replace(self, machines=tuple(known.values()))
 
+    def put_again(self, machine: Machine) -> MachineList:
+        """Of a machine that repeats its request, what the others know of its broker stays."""
+        known = self.get(machine.name)
+        if known is None:
+            return self.put(machine)
+        return self.put(
+            msgspec.structs.replace(machine, broker=known.broker, stores=known.stores, since_s=known.since_s)
+        )
+
+    def with_storing(self, machine: Machine) -> MachineList:
+        """Its broker shares the storage, unless it has been removed or replaced."""
+        if self.get(machine.name) != machine:
+            return self
+        return self.put(msgspec.structs.replace(machine, stores=True))
+
     def without(self, name: str) -> MachineList:
         rest = tuple(machine for machine in self.machines if machine.name != name)
         return msgspec.structs.replace(self, machines=rest)
@@ -180,6 +195,7 @@ def check_name(name: str) -> str:
 
 def parts(name: str, chosen: Sequence[str], zone: str) -> dict[str, roles.Role]:
     """The identities of what a machine runs, with their roles."""
+    subjects.token(zone)
     own = {"bootstrap": roles.Role.BOOTSTRAP, "admin": roles.Role.OPERATOR}
     by_role: Mapping[str, dict[str, roles.Role]] = {
         machine_roles.MachineRole.BROKER: {"system": roles.Role.SYSTEM, "link": roles.Role.LINK},

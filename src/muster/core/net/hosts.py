@@ -15,6 +15,7 @@ NAME_LENGTH_MAX = 200  # for a client without an IP address
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 _LOOPBACK = re.compile(r"(localhost|127(\.\d{1,3}){3}|::1|\[::1\])\Z")
+_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
 
 
 def is_loopback(host: str) -> bool:
@@ -31,6 +32,20 @@ def host_of_url(url: str, field: str) -> tuple[str, int | None]:
     if not host:
         raise errors.InvalidInput(f"{field}: {url[:200]!r} names no host")
     return host, port
+
+
+def check_host(host: str, field: str) -> None:
+    """`errors.InvalidInput` unless ``host`` alone is a name or an address, as in a URL before its port."""
+    try:
+        ipaddress.IPv6Address(host)
+    except ValueError:
+        if not _HOST.fullmatch(host):
+            raise errors.InvalidInput(
+                f"{field}: {host[:100]!r} is neither an address nor a host name",
+                hint="name the host only, without a port",
+            ) from None
+    if "%" in host:
+        raise errors.InvalidInput(f"{field}: {host[:100]!r} is valid on one machine only")
 
 
 def without_password(url: str, field: str, instead: str) -> None:

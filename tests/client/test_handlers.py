@@ -224,6 +224,36 @@ async def test_a_handler_settles_its_message_itself(m: front.AsyncMuster):
             settle()
 
 
+async def test_the_end_of_a_handler_that_gave_its_message_back_does_not_settle_the_next_delivery(
+    m: front.AsyncMuster,
+):
+    seen: list[int] = []
+
+    @m.on(ORDERS, concurrency=2, retry=FAST)
+    async def order(message: muster.QueueMessage) -> None:
+        seen.append(message.delivery_count)
+        if message.delivery_count == 1:
+            message.retry(after_s=1)
+            await asyncio.sleep(5)  # it ends while the second delivery is handled
+        else:
+            await asyncio.sleep(10)
+            raise ValueError("too early")
+
+    await m.queue("orders").send("x")
+    assert await dead_letter(m) == ("x", "3 attempts; last error: ValueError: too early")
+    assert seen == [1, 2, 3]
+
+
+async def test_a_plain_function_that_raises_stop_iteration_has_failed(m: front.AsyncMuster):
+    @m.on(ORDERS, retry=muster.Retry(attempts=1))
+    def order(text: str) -> None:
+        next(iter(text[1:]))
+
+    await m.queue("orders").send("x")
+    body, reason = await dead_letter(m)
+    assert (body, "StopIteration" in reason) == ("x", True)
+
+
 async def test_a_message_that_waits_for_its_retry_can_be_deleted_and_survives_the_client(
     m: front.AsyncMuster, simulated_network: network.SimulatedNetwork
 ):

@@ -189,6 +189,10 @@ class _DaemonThread(concurrent.futures.Executor):
         def work() -> None:
             try:
                 ended.set_result(function(*args, **kwargs))
+            except StopIteration as error:  # which no future can pass on
+                unexpected = RuntimeError("the handler raised StopIteration")
+                unexpected.__cause__ = error
+                ended.set_exception(unexpected)
             except BaseException as error:  # noqa: BLE001 - raised by the caller
                 ended.set_exception(error)
 

@@ -37,12 +37,12 @@ def level(partition: int) -> tuple[str, ...]:
     return (str(partition),) if partition else ()
 
 
-@functools.lru_cache(8192)
 def owner() -> str:
     """This process, as the owner of a partition."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
+@functools.lru_cache(8192)
 def of_queue(name: str, count: int) -> int:
     queue = destinations.queue(name)
     return zlib.crc32((queue.owner if queue.is_temporary else name).encode("utf-8", "replace")) % count

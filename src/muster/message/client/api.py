@@ -285,8 +285,11 @@ class Session(lifecycle.ClosingContext):
                 self.unacknowledged[received.place] = received
 
     def forget_received(self, received: consumers.ReceivedDelivery) -> bool:
-        """Whether the delivery was still unacknowledged."""
-        return self.unacknowledged.pop(received.place, None) is not None
+        """Whether this delivery was still unacknowledged; a later one of the same message is another."""
+        if self.unacknowledged.get(received.place) is not received:
+            return False
+        del self.unacknowledged[received.place]
+        return True
 
     def held_by(self, consumer: consumers.Consumer) -> list[consumers.ReceivedDelivery]:
         """What the application received from this consumer and has not acknowledged."""

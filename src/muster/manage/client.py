@@ -229,12 +229,12 @@ class ManageClient:
                 if not chosen:
                     return {}
             is_first = False
-            found = await self.get(*chosen, where=where)
-            if len(found) > LOGS_MAX:
+            matching = await self.get(*chosen, where=where)
+            if len(matching) > LOGS_MAX:
                 raise errors.LimitExceeded(
-                    f"{len(found)} resources are selected; logs of at most {LOGS_MAX} can be read together"
+                    f"{len(matching)} resources are selected; logs of at most {LOGS_MAX} can be read together"
                 )
-            return {row.name: row.agent for row in found}
+            return {row.name: row.agent for row in matching}
 
         first = protocol.LogQuery(lines=lines, since_s=since_s)
         stream = log_stream.LogStream(
@@ -566,16 +566,16 @@ class ManageClient:
 
     async def wait_run(self, run: rows.JobStart, *, timeout_s: float | None = None) -> rows.JobRunRow:
         """The run when it has ended, whichever way."""
-        found: list[rows.JobRunRow] = []
+        own: list[rows.JobRunRow] = []
 
         async def look() -> bool:
             nonlocal found
             ended = await self.job_runs(run.job)
-            found = [row for row in ended if (row.resource, row.generation) == (run.resource, run.generation)]
-            return bool(found)
+            own = [row for row in ended if (row.resource, row.generation) == (run.resource, run.generation)]
+            return bool(own)
 
         await self._poll(look, timeout_s, lambda: f"{run.resource} has not ended")
-        return found[0]
+        return own[0]
 
     # Secrets
 

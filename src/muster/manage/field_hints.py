@@ -45,10 +45,10 @@ def nearest(word: str, names: Sequence[str]) -> str | None:
 
 def _types(kind: Any, path: Iterable[str | int]) -> list[inspect.Type]:
     """The types that are possible at a path."""
-    found = _plain(inspect.type_info(kind))
+    types = _plain(inspect.type_info(kind))
     for step in path:
-        found = [inner for each in found for inner in _inside(each, step)]
-    return found
+        types = [inner for each in types for inner in _inside(each, step)]
+    return types
 
 
 def _plain(info: inspect.Type) -> list[inspect.Type]:
@@ -76,10 +76,10 @@ def _names(types: Iterable[inspect.Type]) -> list[str]:
 
 
 def _values(types: Iterable[inspect.Type]) -> list[str]:
-    found: list[Any] = []
+    values: list[Any] = []
     for each in types:
         if isinstance(each, inspect.LiteralType):
-            found += each.values
+            values += each.values
         elif isinstance(each, inspect.EnumType):
-            found += [member.value for member in each.cls]
-    return [str(value) for value in found]
+            values += [member.value for member in each.cls]
+    return [str(value) for value in values]

@@ -308,7 +308,7 @@ def fill(value: Any, index: int, values: Mapping[str, str]) -> Any:
     if not isinstance(value, str) or "{" not in value:
         return value
     return _PLACEHOLDER.sub(
-        lambda found: values[found[2]] if found[2] else str(int(found[1] or 0) + index), value
+        lambda match: values[match[2]] if match[2] else str(int(match[1] or 0) + index), value
     )
 
 

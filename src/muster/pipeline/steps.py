@@ -136,11 +136,11 @@ def metric(rows: pa.RecordBatch | pa.Table, name: str) -> Floats:
     maps = rows.column("metrics")
     if isinstance(maps, pa.ChunkedArray):
         maps = maps.combine_chunks()
-    found = np.full(len(maps), np.nan)
+    values_of = np.full(len(maps), np.nan)
     row, keys, numbers = _entries(maps)
     those = pc.equal(keys.cast(pa.string()), name).to_numpy(zero_copy_only=False)
-    found[row[those]] = numbers[those]
-    return found
+    values_of[row[those]] = numbers[those]
+    return values_of
 
 
 class Faults(dict[str, str]):
@@ -187,7 +187,7 @@ class _RememberingCalls:
     def values(self, number: int) -> dict[str, Floats]:
         rows, place = self._pieces[number].rows(), self._places[number]
         boot, sequence = (rows.column(name).to_numpy() for name in ("boot", "sequence"))
-        found: dict[str, Floats] = {}
+        figures: dict[str, Floats] = {}
         turn = np.empty(len(place), np.int64)
         turn[np.lexsort((sequence, boot))] = np.arange(len(place))
         for round_ in node_columns.split_rounds(place, turn):
@@ -201,8 +201,8 @@ class _RememberingCalls:
             self._boot[machines], self._latest[machines] = boot[at], sequence[at]
             if len(at):
                 for name, values in self._called(rows.take(pa.array(at)), machines).items():
-                    found.setdefault(name, np.full(len(place), np.nan))[at] = values
-        return found
+                    figures.setdefault(name, np.full(len(place), np.nan))[at] = values
+        return figures
 
     def _called(self, rows: pa.RecordBatch, machines: node_columns.Ints) -> dict[str, Floats]:
         columns_ = {key: self._data[self._step.column(key)] for key in self._step.memory}
@@ -289,14 +289,14 @@ def _completed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def with_metrics(batch: pa.RecordBatch, found: Mapping[str, Floats]) -> pa.RecordBatch:
+def with_metrics(batch: pa.RecordBatch, figures: Mapping[str, Floats]) -> pa.RecordBatch:
     """Reports, as `blocks.PIECE_SCHEMA`, with these metrics in place of those of the same names."""
-    if not found:
+    if not figures:
         return batch
     arrays = list(batch.columns)
-    others = {name: values for name, values in found.items() if name not in cells.METRICS}
-    for name in found.keys() - others:
-        arrays[batch.schema.get_field_index(name)] = pa.array(found[name], mask=~np.isfinite(found[name]))
+    others = {name: values for name, values in figures.items() if name not in cells.METRICS}
+    for name in figures.keys() - others:
+        arrays[batch.schema.get_field_index(name)] = pa.array(figures[name], mask=~np.isfinite(figures[name]))
     if others:
         place = batch.schema.get_field_index(columns.EXTRA)
         row, keys, numbers = _entries(batch.column(place))
@@ -341,7 +341,7 @@ def _checked(step: Step, answer: Any, rows: int) -> dict[str, Floats]:
         raise StepFailed(
             f"{step.name} returned {type(answer).__name__}: expected up to {METRICS_MAX} metrics"
         )
-    found = {}
+    checked = {}
     for name, values in answer.items():
         if not isinstance(name, str) or not 0 < len(name) <= NAME_MAX:
             raise StepFailed(f"{step.name} returned a metric of the name {name!r:.60}: expected a text")
@@ -354,8 +354,8 @@ def _checked(step: Step, answer: Any, rows: int) -> dict[str, Floats]:
         if numbers.shape != (rows,):
             raise StepFailed(f"{step.name} returned {name} with shape {numbers.shape}: expected ({rows},)")
         numbers[np.abs(numbers) > columns.VALUE_MAX] = np.nan
-        found[name] = numbers
-    return found
+        checked[name] = numbers
+    return checked
 
 
 def _array(values: Any) -> Floats:

@@ -161,8 +161,8 @@ def own_address(servers: tuple[str, ...]) -> str:
     for url in servers:
         host, port = hosts.host_of_url(url, "server")
         try:
-            found = socket.getaddrinfo(host, port or 4222, type=socket.SOCK_DGRAM)
-            family, kind, _, _, address = found[0]
+            candidates = socket.getaddrinfo(host, port or 4222, type=socket.SOCK_DGRAM)
+            family, kind, _, _, address = candidates[0]
             with socket.socket(family, kind) as towards:
                 towards.connect(address)  # sends nothing: only selects the route
                 return str(towards.getsockname()[0])

@@ -47,12 +47,12 @@ def resolve(
     from muster.app import settings as app_settings
     from muster.core.settings import loader
 
-    found, flags = home.Home.find(invocation.home), parse_overrides(overrides)
+    chosen_home, flags = home.Home.find(invocation.home), parse_overrides(overrides)
     place = file
-    if file is None and (home_required or found.settings_file.is_file()):
-        place = found.expect().settings_file
+    if file is None and (home_required or chosen_home.settings_file.is_file()):
+        place = chosen_home.expect().settings_file
     elif file is None and "MUSTER_DOMAIN__DATA_DIR" not in os.environ:
-        flags = {"domain.data_dir": str(found.root), **flags}
+        flags = {"domain.data_dir": str(chosen_home.root), **flags}
     return loader.resolve(app_settings.Settings, file=place, env=os.environ, flags=flags)
 
 

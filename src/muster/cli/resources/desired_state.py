@@ -56,14 +56,14 @@ def _wave_notes(
     invocation: command.Invocation, say: Callable[[str, float | None], None]
 ) -> Callable[[str, float], None]:
     """Report progress, and each wave on a line of its own."""
-    told = ""
+    shown = ""
 
     def tell(step: str, share: float) -> None:
-        nonlocal told
+        nonlocal shown
         say(step, share)
         wave = step.partition(":")[0]
-        if step.startswith("wave ") and wave != told:
-            told = wave
+        if step.startswith("wave ") and wave != shown:
+            shown = wave
             invocation.printer.note(step)
 
     return tell
@@ -216,9 +216,9 @@ def rebalance(
     Only resources that may be rescheduled move. The update policy of their group says how many at a time.
     """
     if not applies:
-        found = registry_calls.call_registry(invocation, to, lambda fleet: fleet.rebalance_plan(where))
+        planned = registry_calls.call_registry(invocation, to, lambda fleet: fleet.rebalance_plan(where))
         columns = operations.REBALANCE_PLAN.columns
-        invocation.printer.rows(found, columns, of="resource", empty="nothing has to be moved")
+        invocation.printer.rows(planned, columns, of="resource", empty="nothing has to be moved")
         return
     _follow(invocation, to, "rebalancing", wait_s, lambda fleet: fleet.rebalance(where))
 
@@ -325,13 +325,13 @@ def status(invocation: command.Invocation, id: str | None, to: connection.Connec
     """Show the state of each resource of a rollout, wave by wave."""
 
     async def work(fleet: client.ManageClient) -> tuple[list[rows.RolloutRow], list[rows.RolloutStepRow]]:
-        found = (await fleet.rollouts(id))[-1:]
-        steps = await fleet.rollout_steps(found[0].id) if found else []
-        return found, sorted(steps, key=lambda step: (step.wave, step.name))
+        matching = (await fleet.rollouts(id))[-1:]
+        steps = await fleet.rollout_steps(matching[0].id) if matching else []
+        return matching, sorted(steps, key=lambda step: (step.wave, step.name))
 
-    found, steps = registry_calls.call_registry(invocation, to, work)
+    matching, steps = registry_calls.call_registry(invocation, to, work)
     if invocation.printer.for_people:
-        invocation.printer.rows(found, operations.ROLLOUTS.columns, of="rollout", empty="no rollouts")
+        invocation.printer.rows(matching, operations.ROLLOUTS.columns, of="rollout", empty="no rollouts")
     shown = ("wave?", "name", "state", "reason", "result")
     invocation.printer.rows(steps, shown, of="step", empty="no steps")
 
@@ -342,9 +342,9 @@ def status(invocation: command.Invocation, id: str | None, to: connection.Connec
 @command.pass_invocation
 def history(invocation: command.Invocation, group: str, to: connection.ConnectionOptions) -> None:
     """List the revisions of a group, and what each has changed."""
-    found = registry_calls.call_registry(invocation, to, lambda fleet: fleet.revisions(group))
+    revisions = registry_calls.call_registry(invocation, to, lambda fleet: fleet.revisions(group))
     if not invocation.printer.for_people:
-        invocation.printer.rows(found, (), of="revision")
+        invocation.printer.rows(revisions, (), of="revision")
         return
     lines = [
         {
@@ -358,7 +358,7 @@ def history(invocation: command.Invocation, group: str, to: connection.Connectio
             "was": before,
             "became": after,
         }
-        for row in found
+        for row in revisions
         for field, (before, after) in (row.changes or {"": ("", "")}).items()
     ]
     shown = ("revision", "at", "by", "rollout", "name", "act", "field", "was", "became")

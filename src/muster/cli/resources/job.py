@@ -48,12 +48,10 @@ def history(invocation: command.Invocation, name: str, to: connection.Connection
     """List the runs of a job that have ended, with exit code and output."""
     import msgspec
 
-    found = registry_calls.call_registry(invocation, to, lambda fleet: fleet.job_runs(name))
+    runs = registry_calls.call_registry(invocation, to, lambda fleet: fleet.job_runs(name))
     if invocation.printer.for_people:
-        found = [
-            msgspec.structs.replace(row, output=row.output.rstrip().rpartition("\n")[2]) for row in found
-        ]
-    invocation.printer.rows(found, operations.JOB_RUNS.columns, of="run", empty="no run has ended")
+        runs = [msgspec.structs.replace(row, output=row.output.rstrip().rpartition("\n")[2]) for row in runs]
+    invocation.printer.rows(runs, operations.JOB_RUNS.columns, of="run", empty="no run has ended")
 
 
 @job.command(

@@ -151,12 +151,12 @@ class InquiryHandler:
     ) -> dict[str, list[records.UddiRecord]]:
         """The services of each business, and those of others that it shows."""
         services: dict[str, list[records.UddiRecord]] = {business.key: [] for business in businesses}
-        found = await self._registry.find("service")
-        for service in found:
+        listed = await self._registry.find("service")
+        for service in listed:
             if service.business in services:
                 services[service.business].append(service)
         if "suppressProjectedServices" not in how:
-            there = {(service.key, service.business): service for service in found}
+            there = {(service.key, service.business): service for service in listed}
             for business in businesses:
                 shown = entities.projections(business.element).items()
                 services[business.key] += [there[each] for each in shown if each in there]

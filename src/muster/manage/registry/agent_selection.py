@@ -41,21 +41,21 @@ def place_entries(
     @functools.cache
     def members() -> dict[str, set[str]]:
         """By group, and by entry: the resources that there will be."""
-        found: dict[str, set[str]] = collections.defaultdict(set)
+        by_group: dict[str, set[str]] = collections.defaultdict(set)
         for name, resource in state.resources.items():
             spec = resource.spec
             if name not in named and (spec.entry in counted or resource.deleting):
                 continue  # it is deleted, because its entry has fewer instances now
             if spec.schedule is not None or spec.is_run:
                 continue
-            found[f"{manifest.GROUP}{spec.group}"].add(name)
-            found[spec.entry].add(name)
+            by_group[f"{manifest.GROUP}{spec.group}"].add(name)
+            by_group[spec.entry].add(name)
         for name, entry in named.items():
             if entry.schedule is not None:
                 continue
-            found[f"{manifest.GROUP}{entry.group}"].add(name)
-            found[entry.name].add(name)
-        return found
+            by_group[f"{manifest.GROUP}{entry.group}"].add(name)
+            by_group[entry.name].add(name)
+        return by_group
 
     def names_of(dependency: str) -> list[str]:
         if dependency.startswith(manifest.GROUP):
@@ -337,10 +337,10 @@ class _Agents:
         if (far := placement.anti_affinity) is not None:
             reason = f"host something that matches the anti-affinity {far!r}"
             keep(reason, lambda agent: not self._hosts(far)[agent])
-        for fact, wanted in (("cpus", placement.cpu), ("memory_mb", placement.memory_mb)):
-            if wanted:
-                reason = f"have less than {wanted:g} {fact} left"
-                keep(reason, lambda agent: self._left(agent, fact) >= wanted)  # noqa: B023
+        for fact, requested in (("cpus", placement.cpu), ("memory_mb", placement.memory_mb)):
+            if requested:
+                reason = f"have less than {requested:g} {fact} left"
+                keep(reason, lambda agent: self._left(agent, fact) >= requested)  # noqa: B023
         if not left:
             why = "; ".join(f"{count} {reason}" for reason, count in excluded.items())
             raise errors.Unavailable(

@@ -463,10 +463,10 @@ class RegistryHandlers:
             for name in selected
         ]
         answers = await registry_operations.submit_operation(self._registry, orders, "")
-        found = [
+        matching = [
             rows.LogRow.of(order.resource, answer) for order, answer in zip(orders, answers, strict=True)
         ]
-        return found + [
+        return matching + [
             rows.LogRow(
                 resource=name,
                 reason=f"`muster job history {name}` shows what its runs have written"
@@ -526,9 +526,9 @@ class RegistryHandlers:
     async def _rebalance_plan(self, where: str = "", after: str = "", limit: int = PAGE) -> dict[str, Any]:
         """What `rebalance` would move."""
         async with self._registry.writing() as state:  # it visits what would change meanwhile
-            found = await self._find_moves(state, where)
+            planned = await self._find_moves(state, where)
         return views.page(
-            (name for name in found if name > after), found.__getitem__, max(1, min(limit, PAGE))
+            (name for name in planned if name > after), planned.__getitem__, max(1, min(limit, PAGE))
         )
 
     async def _rebalance(self, by: str, where: str = "") -> rows.RolloutRow:
@@ -553,9 +553,9 @@ class RegistryHandlers:
         return await asyncio.to_thread(moves.rebalance, state, presence, now, where)
 
     async def _revisions(self, group: str, after: str = "", limit: int = PAGE) -> dict[str, Any]:
-        found = {f"{row.revision:09}/{row.name}": row for row in self.rollouts.revisions(group)}
-        keys = sorted(key for key in found if key > after)
-        return views.page(keys, found.__getitem__, max(1, min(limit, PAGE)))
+        by_key = {f"{row.revision:09}/{row.name}": row for row in self.rollouts.revisions(group)}
+        keys = sorted(key for key in by_key if key > after)
+        return views.page(keys, by_key.__getitem__, max(1, min(limit, PAGE)))
 
     # Jobs
 

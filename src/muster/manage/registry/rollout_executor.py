@@ -264,10 +264,10 @@ class RolloutExecutor:
         if self._registry.log.get(ROLLOUTS, id) is None:
             raise errors.NotFound(f"no rollout {id!r}")
         prefix = f"{id}/"
-        found = self._registry.log.scan(
+        stored = self._registry.log.scan(
             STEPS, prefix=prefix, after=f"{prefix}{after}" if after else "", limit=limit + 1
         )
-        values = {record.key.removeprefix(prefix): record.value for record in found}
+        values = {record.key.removeprefix(prefix): record.value for record in stored}
 
         def row(name: str) -> rows.RolloutStepRow:
             step = msgspec.json.decode(values[name], type=rollout.RolloutStep)
@@ -438,8 +438,8 @@ class RolloutExecutor:
     # Records
 
     def _headers(self) -> list[rollout.Rollout]:
-        found = self._registry.log.scan(ROLLOUTS)
-        return [msgspec.json.decode(record.value, type=rollout.Rollout) for record in found]
+        stored = self._registry.log.scan(ROLLOUTS)
+        return [msgspec.json.decode(record.value, type=rollout.Rollout) for record in stored]
 
     def _load(self, id: str) -> rollout.Rollout:
         record = self._registry.log.get(ROLLOUTS, id)

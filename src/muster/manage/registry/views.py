@@ -258,16 +258,16 @@ class MachineStates:
         return {name for metrics in list(self._presence.metrics.values()) for name in metrics}
 
     def attributes(self, agent: str, keys: Collection[str]) -> Mapping[str, Any]:
-        found: dict[str, Any] = dict(self._presence.metrics.get(agent, {}))
+        values: dict[str, Any] = dict(self._presence.metrics.get(agent, {}))
         if "machine_state" in keys:
             hosted = tuple(self._state.hosted(agent))
-            found["machine_state"] = agent_state(self._state, self._presence, agent, hosted, self._now())
+            values["machine_state"] = agent_state(self._state, self._presence, agent, hosted, self._now())
         if not {"alerts", "alert_count"}.isdisjoint(keys):
             known = self._state.agents.get(agent)
             sensor = known.facts.get(protocol.SENSOR, agent) if known is not None else agent
             rules = sorted(self._alerts().get(str(sensor), ()))
-            found |= {"alerts": ",".join(rules), "alert_count": len(rules)}
-        return found
+            values |= {"alerts": ",".join(rules), "alert_count": len(rules)}
+        return values
 
 
 def agents(

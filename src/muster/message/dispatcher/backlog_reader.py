@@ -205,8 +205,8 @@ class BacklogReader:
         """Read the first of these messages into the cache; returns those that the log does not contain."""
         missing: list[int] = []
         size = 0
-        async for of_page, found in self._log.reader.find(self._subject(source), numbers):
-            for number, _, held in found:
+        async for of_page, messages_there in self._log.reader.find(self._subject(source), numbers):
+            for number, _, held in messages_there:
                 of_page.discard(number)
                 self._cache.add_read(number, messages.decode_meta(held.raw), held.raw, held.data)
                 size += len(held.data)

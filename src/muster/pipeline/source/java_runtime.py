@@ -101,8 +101,8 @@ def main() -> None:
         java = find(files.expanded("~/.cache") / "muster")
     except errors.MissingDependency as missing:
         sys.exit(f"{missing}\n{missing.hint}")
-    said = f"Java {java.version} from {java.origin} runs Spark"
-    sys.stdout.write(f"{java.home if '--home' in sys.argv else said}\n")
+    report = f"Java {java.version} from {java.origin} runs Spark"
+    sys.stdout.write(f"{java.home if '--home' in sys.argv else report}\n")
 
 
 if __name__ == "__main__":

@@ -48,17 +48,17 @@ class ThingFinder:
             "alert": lambda: self._alerts(text),
             "receiver": lambda: self._receivers(text),
         }
-        found = FoundThings(items=[])
+        things = FoundThings(items=[])
         answers = await asyncio.gather(*(ask() for ask in searches.values()), return_exceptions=True)
         for kind, answer in zip(searches, answers, strict=True):
             match answer:
                 case errors.MusterError():
-                    found.missing[kind] = answer.message
+                    things.missing[kind] = answer.message
                 case BaseException():
                     raise answer
                 case _:
-                    found.items.extend(answer[:EACH_MAX])
-        return found
+                    things.items.extend(answer[:EACH_MAX])
+        return things
 
     async def _machines(self, text: str) -> list[FoundThing]:
         names = await self._source.feed.machines.named(text, EACH_MAX)

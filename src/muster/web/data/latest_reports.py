@@ -223,13 +223,13 @@ def _stale(table: pa.Table, now_s: float) -> tuple[Any, Any]:
 
 
 def _named(table: pa.Table, text: str, limit: int) -> list[tuple[str, str, str]]:
-    found: list[tuple[str, str, str]] = []
+    named: list[tuple[str, str, str]] = []
     for kind in ("zone", "group"):
         names = pc.unique(table.column(kind)).to_pylist()
-        found += [(kind, name, "") for name in sorted(names) if text.lower() in name.lower()][:limit]
+        named += [(kind, name, "") for name in sorted(names) if text.lower() in name.lower()][:limit]
     own = table.filter(pc.match_substring(table.column("machine"), text, ignore_case=True)).slice(0, limit)
     return [
-        *found,
+        *named,
         *(("machine", row["machine"], row["state"]) for row in own.select(["machine", "state"]).to_pylist()),
     ]
 

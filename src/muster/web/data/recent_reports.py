@@ -65,10 +65,10 @@ class RecentReports:
         for table in self._tables():
             own = table.filter(pc.equal(table.column("machine"), name))
             if own.num_rows:
-                found = metric_values(own, metric)
+                values = metric_values(own, metric)
                 rows += [
                     (at_s, {metric: None if np.isnan(value) else float(value)})
-                    for at_s, value in zip(times_s(own).tolist(), found.tolist(), strict=True)
+                    for at_s, value in zip(times_s(own).tolist(), values.tolist(), strict=True)
                 ]
         return sorted(rows, key=_time)
 

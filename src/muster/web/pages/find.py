@@ -23,10 +23,10 @@ def find(request: page.PageRequest) -> page.DashboardPage:
     text = request.parameter("q")
 
     async def results() -> Markup:
-        found = await request.web.source.finder.find(request.person, text)
+        things = await request.web.source.finder.find(request.person, text)
         return templates.render(
             "find.html",
-            found=found,
+            found=things,
             text=text,
             none=None,
             href=link,

@@ -82,16 +82,16 @@ class JobExecutor:
 
     async def _read_outputs(self) -> dict[str, rows.JobRunRow]:
         """The ends that are not in the history yet, by the names of the resources."""
-        state, found = self._registry.state, dict[str, rows.JobRunRow]()
+        state, ended = self._registry.state, dict[str, rows.JobRunRow]()
         for name in sorted(state.jobs):
             is_new = state.resources[name].spec.schedule is None and self._run_of(state, name) is None
-            if is_new and (row := _ended(state, name)) is not None and len(found) < ENDED_MAX:
-                found[name] = row
-        with_output = [name for name, row in found.items() if row.state != "deleted"]
+            if is_new and (row := _ended(state, name)) is not None and len(ended) < ENDED_MAX:
+                ended[name] = row
+        with_output = [name for name, row in ended.items() if row.state != "deleted"]
         outputs = await asyncio.gather(*map(self._output, with_output))
         for name, output in zip(with_output, outputs, strict=True):
-            found[name] = msgspec.structs.replace(found[name], output=output)
-        return found
+            ended[name] = msgspec.structs.replace(ended[name], output=output)
+        return ended
 
     async def _output(self, name: str) -> str:
         id = records.order_id(f"job-{self._registry.state.resources[name].generation}-log", name)
@@ -250,8 +250,8 @@ class JobExecutor:
         """A page of the ended runs of a job, or of all, oldest first."""
         if job and job not in self._registry.state.jobs:
             raise errors.NotFound(f"no job {job!r}", hint="`muster job list` shows them")
-        found = {f"{row.ended_ms:015}-{_run_key(row)}": row for row in self._runs(job)}
-        return views.page(sorted(key for key in found if key > after), found.__getitem__, limit)
+        by_key = {f"{row.ended_ms:015}-{_run_key(row)}": row for row in self._runs(job)}
+        return views.page(sorted(key for key in by_key if key > after), by_key.__getitem__, limit)
 
     # Records
 
@@ -260,8 +260,8 @@ class JobExecutor:
         return None if record is None else msgspec.json.decode(record.value, type=schedules.ScheduleState)
 
     def _runs(self, job: str) -> list[rows.JobRunRow]:
-        found = self._registry.log.scan(RUNS, prefix=f"{job}/" if job else "")
-        decoded = (msgspec.json.decode(record.value, type=rows.JobRunRow) for record in found)
+        stored = self._registry.log.scan(RUNS, prefix=f"{job}/" if job else "")
+        decoded = (msgspec.json.decode(record.value, type=rows.JobRunRow) for record in stored)
         return sorted(decoded, key=lambda row: row.ended_ms)
 
     def _run_of(self, state: assignments.AssignmentProcessor, name: str) -> rows.JobRunRow | None:

@@ -119,13 +119,13 @@ def _consider(
 def _passed(state: ScheduleState, now_ms: int) -> list[int]:
     """The due times that were not considered yet: the last ones, if they are many."""
     times = cron.parse(state.cron, state.time_zone)
-    found: list[int] = []
+    passed: list[int] = []
     for span_ms in SPANS_MS:
         after_ms = max(state.at_ms, 0 if math.isinf(span_ms) else now_ms - int(span_ms))
-        found = list(itertools.takewhile(lambda at: at <= now_ms, times.times_after(after_ms)))
-        if after_ms == state.at_ms or len(found) >= QUEUE_MAX:
+        passed = list(itertools.takewhile(lambda at: at <= now_ms, times.times_after(after_ms)))
+        if after_ms == state.at_ms or len(passed) >= QUEUE_MAX:
             break
-    return found[-QUEUE_MAX:]
+    return passed[-QUEUE_MAX:]
 
 
 def _is_late(policy: protocol.JobSchedule, at_ms: int, now_ms: int) -> bool:

@@ -68,12 +68,12 @@ def _chunks(page: api.StoredMessage) -> list[ledger.LogCheckpoint]:
 def _delayed_done(log: message_log.MessageLog) -> dict[ledger.SortedPage, list[int]]:
     """The sorted pages of which all delayed messages have been released or cancelled, with their numbers."""
     done = sorted(number for number in log.ledger.delayed_done if number & pages.SHARED)
-    found: dict[ledger.SortedPage, list[int]] = {}
+    by_page: dict[ledger.SortedPage, list[int]] = {}
     for page in log.shared_pages.sorted_pages(log.subjects.delay):
         of_page = done[bisect.bisect_left(done, page.first) : bisect.bisect_right(done, page.last)]
         if len(of_page) == page.count:
-            found[page] = of_page
-    return found
+            by_page[page] = of_page
+    return by_page
 
 
 async def write(log: message_log.MessageLog) -> None:

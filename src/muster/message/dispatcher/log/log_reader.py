@@ -82,9 +82,9 @@ class LogReader:
         self, sequences: Iterable[int], subject: str
     ) -> AsyncIterator[tuple[int, api.StoredMessage | None]]:
         """These pages of a subject, None for those that the log does not contain."""
-        wanted = list(sequences)
-        while wanted:
-            run = _ascending_run(wanted)
+        requested = list(sequences)
+        while requested:
+            run = _ascending_run(requested)
             if len(run) > 1 and run[-1] - run[0] < DENSE * len(run):
                 left = deque(run)
                 async for page in self.read_pages(run[0], subject, run[-1]):
@@ -98,7 +98,7 @@ class LogReader:
                 run = run[:GETS_MAX]
                 for pair in zip(run, await asyncio.gather(*map(self.page, run)), strict=True):
                     yield pair
-            del wanted[: len(run)]
+            del requested[: len(run)]
 
     # Messages.
 
@@ -130,16 +130,16 @@ class LogReader:
         packed = functools.partial(self._shared.packed_pages, self._subjects.group(subject))
         async for page in self.read_pages(begin, subject, to):
             of_page = pages.number(page.sequence, 0)
-            async for reached, found in self._in_place_of_others(packed, position, of_page):
+            async for reached, numbered in self._in_place_of_others(packed, position, of_page):
                 position = reached
-                if found:
-                    yield found
-            if of_page > position and (found := list(pages.read(page))):
+                if numbered:
+                    yield numbered
+            if of_page > position and (numbered := list(pages.read(page))):
                 position = pages.end(page.sequence)
-                yield found
-        async for _, found in self._in_place_of_others(packed, position, to and pages.end(to)):
-            if found:
-                yield found
+                yield numbered
+        async for _, numbered in self._in_place_of_others(packed, position, to and pages.end(to)):
+            if numbered:
+                yield numbered
 
     async def _in_place_of_others(
         self, there: Callable[[int], list[ledger.SortedPage]], position: int, end: int | None
@@ -165,17 +165,19 @@ class LogReader:
         """Those of a group that are in sorted and shared pages. None of the lists is empty."""
         unsorted, position = self._shared.unsorted(group, first), first - 1
         there = functools.partial(self._shared.sorted_pages, group)
-        async for reached, found in self._in_place_of_others(there, position, last):
+        async for reached, numbered in self._in_place_of_others(there, position, last):
             position = reached
-            if found:
-                yield found
-        wanted = unsorted[bisect.bisect_right(unsorted, position) :]
-        wanted = wanted if last is None else wanted[: bisect.bisect_right(wanted, last)]
-        async for of_page, found in self._pages_of(group, wanted, self._subjects.sorted(group)):
-            if len(found) < len(of_page):
-                found += await self._sorted_meanwhile(group, of_page - {number for number, _, _ in found})
-            if found:
-                yield sorted(found, key=_number)
+            if numbered:
+                yield numbered
+        due = unsorted[bisect.bisect_right(unsorted, position) :]
+        due = due if last is None else due[: bisect.bisect_right(due, last)]
+        async for of_page, numbered in self._pages_of(group, due, self._subjects.sorted(group)):
+            if len(numbered) < len(of_page):
+                numbered += await self._sorted_meanwhile(
+                    group, of_page - {number for number, _, _ in numbered}
+                )
+            if numbered:
+                yield sorted(numbered, key=_number)
 
     async def find(
         self, subject: str, numbers: Iterable[int]
@@ -183,15 +185,17 @@ class LogReader:
         """These messages of a subject, or of topics, page by page: the numbers of a page, and those of its
         messages that the log contains. The pages are in the order of the first number of each."""
         group = self._subjects.group(subject)
-        async for of_page, found in self._pages_of(group, numbers, subject):
-            if len(found) < len(of_page):
-                found += await self._sorted_meanwhile(group, of_page - {number for number, _, _ in found})
-            yield of_page, found
+        async for of_page, numbered in self._pages_of(group, numbers, subject):
+            if len(numbered) < len(of_page):
+                numbered += await self._sorted_meanwhile(
+                    group, of_page - {number for number, _, _ in numbered}
+                )
+            yield of_page, numbered
 
     async def message(self, subject: str, number: int) -> pages.PagedMessage | None:
         """A message of a subject; None if the log does not contain it."""
-        async for _, found in self.find(subject, [number]):
-            for _, _, held in found:
+        async for _, numbered in self.find(subject, [number]):
+            for _, _, held in numbered:
                 return held
         return None
 
@@ -214,7 +218,7 @@ class LogReader:
 
     async def _sorted_meanwhile(self, group: str, numbers: set[int]) -> list[Numbered]:
         """Those of the messages, which were not where they had been, that the log contains."""
-        found: list[Numbered] = []
+        numbered: list[Numbered] = []
         sequences: set[int] = set()
         for number in numbers:
             if (there := self._shared.page_of(group, number)) is not None:
@@ -222,8 +226,8 @@ class LogReader:
             elif number & pages.SHARED:
                 sequences.add(pages.sequence_of(number))
         for sequence in sequences:
-            found += _messages_of(await self.page(sequence), numbers)
-        return found
+            numbered += _messages_of(await self.page(sequence), numbers)
+        return numbered
 
     async def chunk(self, body: str, sequence: int) -> bytes | None:
         """A chunk of a large body; None if it is not stored, or does not belong to this body: clients name

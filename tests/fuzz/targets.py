@@ -285,9 +285,9 @@ _PAGED = [pages.PagedMessage("{}", b"x")]
 
 
 @target(
-    pages.encode(pages.LogPage(None, _PAGED)),
-    pages.encode(pages.LogPage()),
-    pages.encode(pages.LogPage(None, _PAGED, [("subject", 1)], [1])),
+    pages.encode(pages.MessagePage(None, _PAGED)),
+    pages.encode(pages.MessagePage()),
+    pages.encode(pages.MessagePage(None, _PAGED, [("subject", 1)], [1])),
 )
 def log_page(data: bytes) -> None:
     page = bus_api.StoredMessage("subject", data, {}, 1, 0)

@@ -64,7 +64,7 @@ class PeerPartition:
 
     async def write(self, **fields: Any) -> None:
         """Write to the log as another owner does."""
-        page = pages.LogPage(record=ledger.LogRecord(**fields))
+        page = pages.MessagePage(record=ledger.LogRecord(**fields))
         await self.stream.publish(partitions.LogSubjects(HERE).record, pages.encode(page))
 
     async def records(self) -> list[ledger.LogRecord]:

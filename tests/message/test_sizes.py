@@ -29,7 +29,7 @@ def test_a_record_stands_alone_where_its_page_would_become_too_large():
         batch, _ = journal._build_pages(item.copies, item.record, item.record_bytes, partitions.LogSubjects())
         encoded = [pages.encode(page) for _, page in batch]
         assert max(map(len, encoded)) < BUS_BYTES_MAX - 500
-        assert len(pages.encode(pages.LogPage(item.record))) <= item.record_bytes + 100
+        assert len(pages.encode(pages.MessagePage(item.record))) <= item.record_bytes + 100
         assert [page.record for _, page in batch if page.record is not None] == [item.record]
 
 
@@ -40,7 +40,7 @@ async def test_a_batch_takes_no_more_acknowledgements_than_fit_into_a_page():
     while len(writer):
         taken = writer._next_batch()
         record = journal._merge_records([item.record for item in taken])
-        assert len(pages.encode(pages.LogPage(record))) < BUS_BYTES_MAX - 500
+        assert len(pages.encode(pages.MessagePage(record))) < BUS_BYTES_MAX - 500
 
 
 def test_a_checkpoint_of_very_many_subscriptions_and_works_fits_into_messages():

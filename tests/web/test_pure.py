@@ -516,7 +516,7 @@ def node_batch(at_ms: int, *machines: tuple[str, str, float, float | None]) -> A
 
 
 def test_recent_reports_give_the_series_of_a_machine_a_service_and_a_group():
-    kept = recent_reports.RecentReports()
+    kept = recent_reports.KeptReports()
     for at_s in range(1, 301):  # some of them merged, some not
         kept.add(node_batch(at_s * 1000, ("a", "north", 10.0, 1.0), ("b", "north", 30.0, None)))
     assert kept.machine("a", "cpu_percent") == [(float(at), {"cpu_percent": 10.0}) for at in range(1, 301)]
@@ -530,7 +530,7 @@ def test_recent_reports_give_the_series_of_a_machine_a_service_and_a_group():
 
 
 def test_recent_reports_stay_within_their_budget():
-    kept = recent_reports.RecentReports(bytes_max=200_000)
+    kept = recent_reports.KeptReports(bytes_max=200_000)
     for at_s in range(1, 2001):
         kept.add(node_batch(at_s * 1000, ("a", "north", 10.0, 1.0)))
     assert kept.size_bytes < 300_000

@@ -569,7 +569,7 @@ class ManageClient:
         own: list[rows.JobRunRow] = []
 
         async def look() -> bool:
-            nonlocal found
+            nonlocal own
             ended = await self.job_runs(run.job)
             own = [row for row in ended if (row.resource, row.generation) == (run.resource, run.generation)]
             return bool(own)

@@ -116,7 +116,7 @@ class DispatcherLeadership:
             if (layout := await stream.last_for(subject)) is not None:
                 ((_, _, held),) = pages.read(layout)
                 return int(held.data)
-            page = pages.LogPage(held=[pages.PagedMessage("{}", f"{self._settings.partitions}".encode())])
+            page = pages.MessagePage(held=[pages.PagedMessage("{}", f"{self._settings.partitions}".encode())])
             try:
                 await stream.publish(subject, pages.encode(page), expected_last_subject_sequence=0)
             except errors.Conflict:  # another process was faster

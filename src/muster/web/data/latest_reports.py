@@ -82,7 +82,7 @@ class LatestReports:
         self._lock = threading.Lock()
         self._ages: collections.deque[ArrivalSecond] = collections.deque(maxlen=AGES_KEPT)
         self._this_second: tuple[int, list[np.ndarray[Any, Any]]] = (0, [])
-        self.recent = recent_reports.RecentReports()
+        self.recent = recent_reports.KeptReports()
         self._layout: tuple[Any, fleet_map.MapLayout] | None = None
         self.levels: dict[int, float] = {}  # level of channels -> time of the last batch, in s
 

@@ -26,7 +26,7 @@ KEPT = ("machine", "group", "zone", "reported_at", *reports_columns.STANDARD_MET
 Floats = npt.NDArray[np.float64]
 
 
-class RecentReports:
+class KeptReports:
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self._max = bytes_max
         self._chunks: collections.deque[tuple[pa.Table, int]] = collections.deque()

@@ -26,7 +26,7 @@ async def recover(log: message_log.MessageLog) -> None:
     the log.
     """
     try:
-        head = await log.stream.publish(log.subjects.record, pages.encode(pages.LogPage()))
+        head = await log.stream.publish(log.subjects.record, pages.encode(pages.MessagePage()))
     except errors.LimitExceeded:
         head = (await log.stream.state()).last_sequence
     log.journal.head = head

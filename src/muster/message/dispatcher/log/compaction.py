@@ -152,7 +152,7 @@ async def _write_pages(log: message_log.MessageLog, runs: list[_Run]) -> list[le
     made: list[ledger.SortedPage] = []
     try:
         for run in runs:
-            page = pages.LogPage(
+            page = pages.MessagePage(
                 held=[held for _, _, held in run.needed],
                 parts=[
                     (subject, len(list(together)))

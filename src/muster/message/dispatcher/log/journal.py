@@ -61,7 +61,7 @@ class JournalItem:
     stored: Stored = lambda _: None
     failed: Callable[[errors.MusterError], None] = lambda _: None
     closes_batch: bool = False  # no later message may be in the same batch
-    page: tuple[str, pages.LogPage] | None = None
+    page: tuple[str, pages.MessagePage] | None = None
     size: int = field(init=False)
     bytes: int = field(init=False)
     record_bytes: int = field(init=False)
@@ -224,14 +224,14 @@ def _build_pages(
     record: ledger.LogRecord | None,
     record_bytes: int,
     log_subjects: partitions.LogSubjects,
-) -> tuple[list[tuple[str, pages.LogPage]], list[tuple[int, int]]]:
+) -> tuple[list[tuple[str, pages.MessagePage]], list[tuple[int, int]]]:
     """The pages of a batch by subject, and for each copy its page (-1: none) and its place.
 
     Messages of one destination are together; a page that has those of several, or delayed ones, is a shared
     page. Each chunk of a checkpoint or a large body has its own page. The record, which must remain until the
     next checkpoint, is never on such a page, nor on a page that would become too large for the broker.
     """
-    bound: list[tuple[str, pages.LogPage]] = []
+    bound: list[tuple[str, pages.MessagePage]] = []
     places: list[tuple[int, int]] = [(-1, 0)] * len(copies)
     by_subject: dict[str, list[int]] = {}
     for at, copy in enumerate(copies):
@@ -240,7 +240,7 @@ def _build_pages(
         if log_subjects.has_own_page(copy.subject):
             places[at] = (len(bound), 0)
             held = [pages.PagedMessage(copy.raw, copy.data)]
-            bound.append((copy.subject, pages.LogPage(held=held)))
+            bound.append((copy.subject, pages.MessagePage(held=held)))
         else:
             by_subject.setdefault(copy.subject, []).append(at)
     own = len(bound)
@@ -252,7 +252,7 @@ def _build_pages(
             size += len(copy.data) + len(copy.raw) + 16
             page = bound[-1][1] if len(bound) > own else None
             if page is None or used + size > pages.PAGE_BYTES or len(page.held) >= pages.PLACES:
-                used, page = 0, pages.LogPage(held=[], parts=[])
+                used, page = 0, pages.MessagePage(held=[], parts=[])
                 bound.append((subject, page))
             used, size = used + size, 0
             if page.parts and page.parts[-1][0] == subject:
@@ -268,7 +268,7 @@ def _build_pages(
             page.parts = []
     if record is not None:
         if len(bound) == own or used + record_bytes > pages.STORED_BYTES_MAX:
-            bound.append((log_subjects.record, pages.LogPage()))
+            bound.append((log_subjects.record, pages.MessagePage()))
         bound[-1][1].record = record
     is_shared = [subject == log_subjects.shared for subject, _ in bound]
     return bound, [(at, place + pages.SHARED if at >= 0 and is_shared[at] else place) for at, place in places]

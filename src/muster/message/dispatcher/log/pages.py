@@ -1,8 +1,8 @@
 """Messages are stored in the log in pages; a page is one message of the broker.
 
 A page contains what was stored at one time: the record, and the messages. If these have one destination, the
-page has its subject; otherwise it is a *shared page*, with `LogPage.parts`. A sync costs the broker the same
-for one message as for a page of hundreds, and an atomic batch of two pages five times as much
+page has its subject; otherwise it is a *shared page*, with `MessagePage.parts`. A sync costs the broker the
+same for one message as for a page of hundreds, and an atomic batch of two pages five times as much
 (docs/decisions/0043).
 
 The number of a message combines the sequence of its page and its place in the page; it increases along the
@@ -33,7 +33,7 @@ class PagedMessage(msgspec.Struct, frozen=True, array_like=True):
     data: bytes
 
 
-class LogPage(msgspec.Struct, array_like=True):
+class MessagePage(msgspec.Struct, array_like=True):
     """``parts``: of a shared or sorted page, the subjects of ``held``: for each, how many in turn have it.
     ``numbers``: of a sorted page, those of ``held``.
     """
@@ -53,7 +53,7 @@ class PageCover(msgspec.Struct, array_like=True):
 
 
 encode: Final = msgspec.msgpack.Encoder().encode
-_pages: Final = msgspec.msgpack.Decoder(LogPage)
+_pages: Final = msgspec.msgpack.Decoder(MessagePage)
 _covers: Final = msgspec.msgpack.Decoder(PageCover)
 
 

@@ -1,3 +1,4 @@
+import itertools
 import os
 import pathlib
 import shutil
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 
 from muster.app import identities
 from muster.core import errors
+from muster.core.settings import bus as bus_settings
 from muster.testing.eventually import eventually
-from muster.trust import credential_records, credentials, jwt, keyring, nkeys
+from muster.trust import credential_records, credentials, jwt, keyring, nkeys, private_files
 from muster.trust.permissions import roles
 from tests.trust import servers
 
@@ -488,3 +490,53 @@ def test_the_file_is_what_other_nats_clients_read(trust):
     actual = trust.credentials("a1")
     assert lines[lines.index("-----BEGIN NATS USER JWT-----") + 1] == actual.user_jwt
     assert lines[lines.index("-----BEGIN USER NKEY SEED-----") + 1] == actual.seed
+
+
+def followed(trust: keyring.Keyring, folder: pathlib.Path, after: int = -1) -> tuple[keyring.Keyring, int]:
+    """The keys of another machine that has asked until nothing is missing."""
+    while True:
+        documents = trust.public_documents(after)
+        copy = keyring.Keyring.adopt(folder, "north", documents)
+        if documents.after == after:
+            return copy, after
+        after = documents.after
+
+
+def test_other_machines_learn_of_all_documents_whatever_the_clock_says(trust, tmp_path, monkeypatch):
+    now_ns = time.time_ns()
+    write = private_files.replace_file
+    offsets = {"a1": 0, "a2": 0, "a3": -3600 * 10**9}  # one tick of the clock; then it is set back
+
+    def replace(path: pathlib.Path, data: bytes, **options: int) -> None:
+        write(path, data, **options)
+        if path.parent.name == "users":
+            os.utime(path, ns=(now_ns, now_ns + offsets[path.stem]))
+
+    monkeypatch.setattr(private_files, "replace_file", replace)
+    after = -1
+    for name in offsets:
+        trust.issue(name, AGENT, public_key=nkeys.KeyPair.create(nkeys.KeyKind.USER).public)
+        with monkeypatch.context() as patch:
+            patch.setattr(private_files, "replace_file", write)
+            copy, after = followed(trust, tmp_path / "copy", after)
+        assert copy.show(name).status == "valid"
+
+
+def test_documents_for_other_machines_fit_into_a_message_with_all_revocations(trust, tmp_path):
+    keys = [nkeys.KeyPair.create(nkeys.KeyKind.USER).public for _ in range(100)]
+    made = itertools.islice(itertools.cycle(keys), keyring.REVOCATIONS_MAX - 10)
+    revoked = {
+        f"{key[:-4]}{number:04}": credential_records.CredentialRevocation(f"agent-{number}", 2**31, 2**32)
+        for number, key in enumerate(made)
+    }
+    (trust.folder / "accounts/north/revoked.json").write_bytes(msgspec.json.encode(revoked))
+    trust.issue("a1", AGENT)
+    trust.revoke("a1")
+    after, size = -1, 0
+    while (documents := trust.public_documents(after)).after != after:
+        size = max(size, len(msgspec.json.encode(documents)))
+        after = documents.after
+    assert size < bus_settings.BusSettings().max_payload_bytes - (32 << 10)
+    assert len(msgspec.json.encode(documents)) < 4096  # every second, if nothing is new
+    copy, _ = followed(trust, tmp_path / "copy")
+    assert copy.show("a1").status == "revoked"

@@ -3,6 +3,7 @@
     operator.jwt                     the root that brokers trust
     keys/operator.seed               signs only operator.jwt: can be taken off the machine afterwards
     keys/signing.seed                signs accounts
+    published                        its time is that of the newest document for other machines
     accounts/<domain>/account.seed   the account itself: can be taken off as well
     accounts/<domain>/signing.seed   signs users whose permissions are their own (narrowed topics, MQTT)
     accounts/<domain>/roles/*.seed   one for each role; what it signs can have that role only
@@ -30,6 +31,7 @@ A machine that joined has public documents only, beside the keys of its own part
 from __future__ import annotations
 
 import contextlib
+import os
 import pathlib
 import shutil
 import time
@@ -66,6 +68,7 @@ CLOCK_STEP_S = 86_400  # a revocation is kept for so long after the expiry of it
 _SIGNING = "keys/signing.seed"
 _SECRETS = "secrets.key"
 _MACHINE = "machine"
+_PUBLISHED = "published"
 _RESTORE = "restore it from a backup"
 
 
@@ -73,9 +76,8 @@ class PublicDocuments(msgspec.Struct, frozen=True, kw_only=True):
     """What the machines of a domain know of its identities. Without secrets."""
 
     operator: str
-    accounts: dict[str, str]  # by domain, with that of the brokers
+    accounts: dict[str, str]  # by domain, with that of the brokers; they have the revocations
     grants: str
-    revoked: str
     users: dict[str, str]  # documents by identity
     after: int  # for the next request; the same again: nothing is missing
 
@@ -451,23 +453,30 @@ class Keyring:
         return [_read(path, jwt.UserClaims)[1] for path in paths]
 
     def public_documents(self, after: int = -1) -> PublicDocuments:
-        """What other machines need: no secrets. ``after``: only users' documents that are later."""
+        """What other machines need: no secrets. ``after``: only documents that are later (`_publish`)."""
+        own = self._account(self.domain)
+        accounts: dict[str, str] = {}
+        if after < 0:  # without those a machine that joins could not start
+            accounts = {domain: self._document(domain)[0] for domain in (SYSTEM, self.domain)}
         users: dict[str, str] = {}
-        size = 0
-        folder = self._account(self.domain) / "users"
-        changed = sorted((path.stat().st_mtime_ns, path) for path in folder.glob("*.jwt"))
-        for at, path in changed:
-            if at > after:
-                users[path.stem] = path.read_text()
-                size += len(users[path.stem])
-                after = at
-                if size > DOCUMENTS_BYTES:
-                    break
+        after, size = max(after, 0), sum(map(len, accounts.values()))
+        paths = [self._account(SYSTEM) / "account.jwt", own / "account.jwt", *(own / "users").glob("*.jwt")]
+        for at, path in sorted((path.stat().st_mtime_ns, path) for path in paths):
+            if at <= after:
+                continue
+            text = path.read_text()
+            if size and size + len(text) > DOCUMENTS_BYTES:
+                break
+            size += len(text)
+            if path.parent.name == "users":
+                users[path.stem] = text
+            else:
+                accounts[path.parent.name] = text
+            after = at
         return PublicDocuments(
             operator=_read(self.folder / "operator.jwt", jwt.OperatorClaims)[0],
-            accounts={domain: self._document(domain)[0] for domain in (SYSTEM, self.domain)},
+            accounts=accounts,
             grants=self.root_of_grants(),
-            revoked=msgspec.json.encode(self._revoked(self.domain)).decode(),
             users=users,
             after=after,
         )
@@ -485,7 +494,6 @@ class Keyring:
                     private_files.replace_file(path, text.encode())
             written = {
                 account / "grants.public": documents.grants,
-                account / "revoked.json": documents.revoked,
                 **{trust._account(name) / "account.jwt": text for name, text in documents.accounts.items()},
                 folder / _MACHINE: "",
                 folder / "operator.jwt": documents.operator,
@@ -555,7 +563,8 @@ class Keyring:
     def version(self, identity: str) -> tuple[tuple[int, int], ...]:
         """Differs when what `show` reads has changed. Faster than `show`."""
         account = self._account(self.domain)
-        paths = (account / "users" / f"{subjects.token(identity)}.jwt", account / "revoked.json")
+        user = account / "users" / f"{subjects.token(identity)}.jwt"
+        paths = (user, account / "revoked.json", account / "account.jwt")
         states = (path.stat() for path in paths if path.exists())
         return tuple((state.st_ino, state.st_mtime_ns) for state in states)
 
@@ -693,9 +702,7 @@ class Keyring:
         # differ.
         issued_at = max(int(self._clock()), before.iat + 1 if before else 0)
         signer = self._key(_SIGNING)
-        private_files.replace_file(
-            path, jwt.issue(signer, public, domain, account, issued_at=issued_at).encode()
-        )
+        self._publish(path, jwt.issue(signer, public, domain, account, issued_at=issued_at))
 
     def _describe(self, domain: str, public: str) -> jwt.AccountClaims:
         system = domain == SYSTEM
@@ -760,15 +767,25 @@ class Keyring:
                 hint="revoking one of the two would revoke both",
             )
         path = self._user(domain, identity)
-        private_files.replace_file(
-            path, document.encode()
-        )  # first: an unrecorded document could not be revoked
+        self._publish(path, document)  # first: an unrecorded document could not be revoked
         if key:
             text = credentials.Credentials(document, key.seed).render()
             private_files.replace_file(path.with_suffix(".creds"), text.encode())
         else:
             path.with_suffix(".creds").unlink(missing_ok=True)
         return document
+
+    def _publish(self, path: pathlib.Path, document: str) -> None:
+        """Write a document with a time later than that of any other, also within one tick of the clock, or
+        after it was set back: other machines ask for what is later than they have (`public_documents`)."""
+        latest = self.folder / _PUBLISHED
+        before = latest.stat().st_mtime_ns if latest.exists() else 0
+        private_files.replace_file(path, document.encode())
+        at = max(path.stat().st_mtime_ns, before + 1000)
+        if not before:
+            private_files.replace_file(latest, b"")
+        for written in (latest, path):
+            os.utime(written, ns=(at, at))
 
     def _place(self, role: roles.Role, domain: str | None) -> str:
         home = SYSTEM if role is roles.Role.SYSTEM else self.domain
@@ -806,14 +823,20 @@ class Keyring:
         return _read(path, jwt.UserClaims)[1]
 
     def _revoked(self, domain: str) -> dict[str, credential_records.CredentialRevocation]:
-        path = self._account(domain) / "revoked.json"
+        path = self._account(domain) / ("account.jwt" if self.of_machine else "revoked.json")
         if not path.exists():
             return {}
         state = path.stat()
         version, known = self._revocations.get(domain, (None, {}))
         if version != (state.st_ino, state.st_mtime_ns):
-            data = private_files.read(path, "the revocations", size_max=512 * REVOCATIONS_MAX)
-            known = credential_records.decode_revocations(data, str(path))
+            if path.suffix == ".jwt":
+                account = self._document(domain)[1].nats
+                assert isinstance(account, jwt.AccountClaims)
+                made = credential_records.CredentialRevocation
+                known = {key: made("", at, 0) for key, at in account.revocations.items()}
+            else:
+                data = private_files.read(path, "the revocations", size_max=512 * REVOCATIONS_MAX)
+                known = credential_records.decode_revocations(data, str(path))
             self._revocations[domain] = (state.st_ino, state.st_mtime_ns), known
         return known
 

@@ -67,6 +67,11 @@ def test_writing_stops_at_its_bound():
     finally:
         tracemalloc.stop()
     assert peak < 1 << 20
+    element = xml.XmlElement("a")
+    for _ in range(50):
+        element = xml.XmlElement("a", element, element)
+    with pytest.raises(errors.LimitExceeded):  # long before it is written
+        xml.write(element, bytes_max=8192)
     assert len(xml.write(xml.XmlElement("a", "x" * 100), bytes_max=110)) <= 110
     with pytest.raises(errors.LimitExceeded):
         xml.write(xml.XmlElement("a", "ä" * 100), bytes_max=110)

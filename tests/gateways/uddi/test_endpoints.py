@@ -246,7 +246,8 @@ async def test_a_business_shows_services_of_another_one(uddi):
     )
     wrong = save.format(shown.format("uddi:example.org:b3"))
     assert await uddi.fault(wrong) == "E_invalidProjection"
-    saved = await uddi.ask(save.format(shown.format("uddi:example.org:b1")))
+    stub = '<businessService serviceKey="uddi:example.org:s1" businessKey="uddi:example.org:b1"/>'
+    saved = await uddi.ask(save.format(f"<businessServices>{9 * stub}</businessServices>"))
     assert [node.get("businessKey") for node in saved.walk() if node.local == "businessService"] == [
         "uddi:example.org:b1"
     ]

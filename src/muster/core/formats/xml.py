@@ -31,6 +31,7 @@ _TEXT = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "\r": "&#13;"}
 _ATTRIBUTE = {**_TEXT, '"': "&quot;", "\t": "&#9;", "\n": "&#10;"}
 _IN_TEXT = re.compile("[&<>\r]")
 _IN_ATTRIBUTE = re.compile('[&<>"\t\n\r]')
+_ELEMENT_BYTES_MIN = len("<a/>")
 NCNAME = re.compile(r"[^\W\d][\w.\-]*\Z")
 
 
@@ -341,7 +342,11 @@ def write(
     as there are more than ``bytes_max``.
     """
     preferred = dict(prefixes or {})
-    used = {uri for descendant in element.walk() for uri in _namespaces(descendant)}
+    used: set[str] = set()
+    for count, descendant in enumerate(element.walk(), 1):  # one may be in several places
+        if bytes_max is not None and count * _ELEMENT_BYTES_MIN > bytes_max:
+            raise errors.LimitExceeded(f"the XML is longer than {bytes_max} bytes")
+        used.update(_namespaces(descendant))
     root = {preferred[uri]: uri for uri in preferred if uri in used}
     out = _Output(bytes_max)
     _write(element, _Scope({"xml": XML}), root, preferred, None, out)

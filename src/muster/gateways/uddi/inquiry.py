@@ -352,13 +352,15 @@ class InquiryHandler:
         """
         businesses = await self._registry.get_all("business", keys)
         services, how = await self._registry.services_of_all(keys), find_qualifiers.FindQualifiers()
+        projections = [entities.projections(business.element) for business in businesses]
+        found = await self._registry.find("service") if any(projections) else []
+        there = {(service.key, service.business): service.element for service in found}
         elements = []
-        for business in businesses:
+        for business, shown in zip(businesses, projections, strict=True):
             inside = [service.element for service in ordered(services[business.key], how)]
-            for stub in entities.services(business.element):
-                shown = await self._registry.get("service", stub.get("serviceKey") or "")
-                exists = shown is not None and shown.business == stub.get("businessKey")
-                inside.append(shown.element if shown is not None and exists else stub)
+            for each in shown.items():
+                stub = dict(zip(("serviceKey", "businessKey"), each, strict=True))
+                inside.append(there.get(each) or xml.XmlElement(U("businessService"), attributes=stub))
             elements.append(
                 entities.with_part(
                     business.element,

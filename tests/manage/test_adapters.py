@@ -6,6 +6,7 @@ import asyncio
 import os
 import pathlib
 import re
+import shutil
 import signal
 import time
 from typing import Any
@@ -427,15 +428,15 @@ class TestFile(contract.AdapterContract):
             case "absence":
                 self.path.unlink()
             case "link":
-                self.path.rename(tmp_path / "elsewhere")
+                (tmp_path / "elsewhere").write_text("of another\n")
+                self.path.unlink()
                 self.path.symlink_to(tmp_path / "elsewhere")
         words = {"content": "content", "mode": "0666 instead", "absence": "not exist", "link": "regular"}
         await eventually(lambda: words[harm] in self.seen(host).reason)
         answer = await self.do(host, "execute", operation="start")
-        if harm == "link":
-            self.path.unlink()
-            answer = await self.do(host, "execute", operation="start")
         assert answer.outcome is messages.DecisionOutcome.DONE, answer.reason
+        if harm == "link":
+            assert (tmp_path / "elsewhere").read_text() == "of another\n"
         assert self.path.read_text() == "hello\n"
         assert self.path.stat().st_mode & 0o777 == 0o640
         assert self.seen(host).state is health.HealthState.UP
@@ -456,6 +457,43 @@ class TestFile(contract.AdapterContract):
         assert not self.path.exists(), "it has moved"
         await self.do(host, "delete")
         assert not self.path.with_suffix(".d").exists()
+
+    async def test_a_file_that_could_not_move_at_once_leaves_its_old_path_later(self, host, config):
+        await self.do(host, "create", config=config)
+        hosted, moved = host.hosted["thing"], {**config, "path": f"{self.path}.d"}
+        hosted.resumed = False  # the agent was restarted, and has not found it yet
+        await self.do(host, "put", config=moved)
+        assert not self.path.exists()
+        self.path.write_text("of another\n")
+        await self.do(host, "put", config={**config, "content": "x"})
+        await self.do(host, "delete")
+        assert self.path.read_text() == "of another\n"
+
+    async def test_a_deletion_ends_after_a_crash_and_without_its_folder(self, host, config, tmp_path):
+        self.path.write_text("of the distribution\n")
+        await self.do(host, "create", config=config)
+        adapter = host.hosted["thing"].adapter
+        adapter._put_back(self.path, adapter.context.runtime["was"])  # and it ended before this was recorded
+        assert (await self.do(host, "delete")).outcome is messages.DecisionOutcome.DONE
+        assert self.path.read_text() == "of the distribution\n"
+        folder = tmp_path / "folder"
+        folder.mkdir()
+        (folder / "x").write_text("before\n")
+        await self.do(host, "create", config={**config, "path": str(folder / "x")})
+        shutil.rmtree(folder)
+        assert (await self.do(host, "delete")).outcome is messages.DecisionOutcome.DONE
+
+    async def test_a_file_of_another_user_comes_back_without_its_owner(self, host, config, monkeypatch):
+        self.path.write_text("of the distribution\n")
+        await self.do(host, "create", config=config)
+        host.hosted["thing"].context.runtime["was"] |= {"user": 12345}
+
+        def chown(*_: object) -> None:
+            raise PermissionError(1, "Operation not permitted")
+
+        monkeypatch.setattr(os, "chown", chown)
+        assert (await self.do(host, "delete")).outcome is messages.DecisionOutcome.DONE
+        assert self.path.read_text() == "of the distribution\n"
 
     async def test_values_and_secrets_are_filled_in_and_not_stored(self, host, config, tmp_path):
         (tmp_path / "key").write_text("swordfish\n")
@@ -479,6 +517,18 @@ class TestFile(contract.AdapterContract):
         assert "exited with 3: no" in await self.refused(
             host, {**config, "content": "x", "reload": ["sh", "-c", "echo no; exit 3"]}
         )
+
+    async def test_a_reload_that_failed_is_repeated(self, host, config, tmp_path):
+        await self.do(host, "create", config=config)
+        failing = {**config, "content": "x", "reload": ["test", "-e", str(tmp_path / "ready")]}
+        for _ in range(2):
+            answer = await self.do(host, "put", config=failing)
+            assert "exited with 1" in answer.reason
+            await self.do(host, "get")
+            assert "has not succeeded" in self.seen(host).reason
+        (tmp_path / "ready").touch()
+        assert (await self.do(host, "execute", operation="start")).outcome is messages.DecisionOutcome.DONE
+        assert self.seen(host).state is health.HealthState.UP
 
     async def test_what_cannot_be_is_refused_with_the_reason(self, host, config, tmp_path):
         assert "no value for {{user}}" in await self.refused(

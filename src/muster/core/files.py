@@ -85,15 +85,23 @@ class FileDraft:
     """A file that gets the name ``path`` when it is published: complete, and on disk. Until then, only the
     owner may read it.
 
-    It replaces a regular file; of a symbolic link the target is replaced, and the link stays. ``is_new``:
-    `FileExistsError` if there is anything of that name. ``durable``: see `write`.
+    It replaces a regular file; of a symbolic link the target is replaced, and the link stays, unless it
+    ``follows`` none: then the link is replaced. ``is_new``: `FileExistsError` if there is anything of that
+    name. ``durable``: see `write`.
     """
 
     def __init__(
-        self, path: Path, *, mode: int = PRIVATE, is_new: bool = False, durable: bool = True
+        self,
+        path: Path,
+        *,
+        mode: int = PRIVATE,
+        is_new: bool = False,
+        durable: bool = True,
+        follows: bool = True,
     ) -> None:
-        self._target = path if is_new else path.resolve()
-        if not is_new and self._target.exists() and not self._target.is_file():
+        self._target = path.resolve() if follows and not is_new else path
+        is_link = self._target.is_symlink()
+        if not is_new and not is_link and self._target.exists() and not self._target.is_file():
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         self._mode = mode
         self._is_new = is_new

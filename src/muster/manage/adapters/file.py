@@ -25,11 +25,14 @@ import msgspec
 
 from muster.core import errors, files, health
 from muster.core.settings import sections
+from muster.core.telemetry import log
 from muster.manage import protocol
 from muster.manage.adapters import base, process
 from muster.supervision import commands, os_process
 
 doc = sections.field_doc
+
+events = log.EventLog("manage")
 
 ORIGINAL_BYTES_MAX = 16 << 20
 ORIGINAL = "original"
@@ -70,8 +73,8 @@ class FileConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class FileAdapter(base.Adapter):
-    """``context.runtime`` contains ``key`` and ``digest`` of what was written, and ``was``, what was there
-    before: its mode and owner, or None."""
+    """``context.runtime`` contains ``key`` and ``digest`` of what was written, its ``path``, what was there
+    before (``was``: its mode and owner, or None), and whether it ``changed`` without a reload."""
 
     type_name = "file"
     config_type: ClassVar[type[msgspec.Struct]] = FileConfig
@@ -81,6 +84,7 @@ class FileAdapter(base.Adapter):
         self._config: FileConfig | None = None
         self._watching: asyncio.Task[None] | None = None
         self._original = b""  # if nothing is stored
+        self._is_reloading = False
 
     async def create(self, config: FileConfig, *, start: bool) -> None:
         self._config = config
@@ -89,16 +93,13 @@ class FileAdapter(base.Adapter):
         self._watch()
 
     async def put(self, config: FileConfig) -> None:
-        before, self._config = self._config, config
-        if before is not None and before.path != config.path:
-            await self._restore(before)
+        self._config = config
         await self.do_start()
         self._watch()
 
     async def delete(self) -> None:
         await self.close()
-        if self._config is not None:
-            await self._restore(self._config)
+        await self._restore()
         self._config = None
 
     async def observe(self) -> protocol.ObservedState:
@@ -129,12 +130,19 @@ class FileAdapter(base.Adapter):
             account = await asyncio.to_thread(os_process.account, config.user, config.group)
             key = self.context.runtime.get("key") or secrets.token_hex(16)
             digest = _digest(key, content)
-            is_same = digest == self.context.runtime.get("digest")
+            runtime = self.context.runtime
+            if runtime.get("path") != config.path:  # of an earlier configuration
+                await self._restore()
+            is_same = digest == runtime.get("digest")
             if is_same and not await asyncio.to_thread(self._difference, config):
                 return
-            if "was" not in self.context.runtime:
-                self.context.runtime["was"] = await asyncio.to_thread(self._keep_original, config)
-            self.context.runtime |= {"key": key, "digest": digest, "owner": [account.user, account.group]}
+            if "was" not in runtime:
+                runtime |= {
+                    "was": await asyncio.to_thread(self._keep_original, config),
+                    "path": config.path,
+                }
+            runtime |= {"key": key, "digest": digest, "owner": [account.user, account.group]}
+            runtime["changed"] = bool(config.reload)
             await self.context.save()
             await asyncio.to_thread(
                 _write, pathlib.Path(config.path), content, int(config.mode, 8), account.user, account.group
@@ -142,12 +150,18 @@ class FileAdapter(base.Adapter):
         except OSError as error:
             raise errors.Refused(f"cannot write {config.path}: {error.strerror or error}") from error
         self.starts += 1
-        await self._reload(config)
+        if config.reload:
+            self._is_reloading = True
+            try:
+                await self._reload(config)
+            finally:
+                self._is_reloading = False
+            runtime["changed"] = False
         self.context.report_state(await self.observe())
 
     async def do_stop(self) -> None:
         """Bring back what was there before."""
-        await self._restore(self._require())
+        await self._restore()
         self.context.report_state(await self.observe())
 
     async def do_drain(self) -> None:
@@ -193,11 +207,13 @@ class FileAdapter(base.Adapter):
         user, group = runtime.get("owner", (-1, -1))
         if user not in (-1, status.st_uid) or group not in (-1, status.st_gid):
             return f"the owner of {config.path} is {status.st_uid}:{status.st_gid} instead of {user}:{group}"
+        if runtime.get("changed") and not self._is_reloading:
+            return (
+                f"{config.reload[0] if config.reload else 'reload'} has not succeeded since the last change"
+            )
         return ""
 
     async def _reload(self, config: FileConfig) -> None:
-        if not config.reload:
-            return
         try:
             async with asyncio.timeout(RELOAD_S):
                 done = await commands.run(*config.reload, capture=True)
@@ -231,32 +247,40 @@ class FileAdapter(base.Adapter):
         if status.st_size > ORIGINAL_BYTES_MAX:
             raise OSError(None, f"it exists, and is longer than {ORIGINAL_BYTES_MAX} bytes")
         self._original = path.read_bytes()
-        if self.context.folder is not None:
-            self.context.folder.mkdir(parents=True, exist_ok=True)
-            files.write(self.context.folder / ORIGINAL, self._original)
+        if (stored := self._stored()) is not None:
+            stored.parent.mkdir(parents=True, exist_ok=True)
+            files.write(stored, self._original)
         return {"mode": stat.S_IMODE(status.st_mode), "user": status.st_uid, "group": status.st_gid}
 
-    async def _restore(self, config: FileConfig) -> None:
-        if "was" not in self.context.runtime:
+    def _stored(self) -> pathlib.Path | None:
+        return None if self.context.folder is None else self.context.folder / ORIGINAL
+
+    async def _restore(self) -> None:
+        runtime = self.context.runtime
+        if "was" not in runtime:
             return
         try:
-            await asyncio.to_thread(self._put_back, config)
+            await asyncio.to_thread(self._put_back, pathlib.Path(runtime["path"]), runtime["was"])
         except OSError as error:
-            raise errors.Refused(f"cannot restore {config.path}: {error.strerror or error}") from error
-        for name in ("was", "digest", "owner"):
-            self.context.runtime.pop(name, None)
+            raise errors.Refused(f"cannot restore {runtime['path']}: {error.strerror or error}") from error
+        for name in ("was", "path", "digest", "owner", "changed"):
+            runtime.pop(name, None)
         await self.context.save()
+        if (stored := self._stored()) is not None:  # not before: after a crash it is needed again
+            await asyncio.to_thread(stored.unlink, missing_ok=True)
 
-    def _put_back(self, config: FileConfig) -> None:
-        path, was = pathlib.Path(config.path), self.context.runtime["was"]
-        if was is None:
+    def _put_back(self, path: pathlib.Path, was: dict[str, Any] | None) -> None:
+        if not path.parent.is_dir():
+            events.warning("not-restored", resource=self.context.name, reason=f"no folder {path.parent}")
+        elif was is None:
             path.unlink(missing_ok=True)
-            return
-        stored = self.context.folder / ORIGINAL if self.context.folder is not None else None
-        content = stored.read_bytes() if stored is not None else self._original
-        _write(path, content, was["mode"], was["user"], was["group"])
-        if stored is not None:
-            stored.unlink(missing_ok=True)
+        else:
+            stored = self._stored()
+            content = stored.read_bytes() if stored is not None else self._original
+            try:
+                _write(path, content, was["mode"], was["user"], was["group"])
+            except PermissionError:  # a file of another user, in a folder of the agent
+                _write(path, content, was["mode"], -1, -1)
 
 
 def _digest(key: str, content: bytes) -> str:
@@ -264,8 +288,9 @@ def _digest(key: str, content: bytes) -> str:
 
 
 def _write(path: pathlib.Path, content: bytes, mode: int, user: int, group: int) -> None:
-    """The owner is set before the file gets its name, so nobody else can read it before."""
-    with files.FileDraft(path, mode=mode) as draft:
+    """The owner is set before the file gets its name, so nobody else can read it before. A symbolic link is
+    replaced, never its target."""
+    with files.FileDraft(path, mode=mode, follows=False) as draft:
         draft.path.write_bytes(content)
         if (user, group) != (-1, -1) and (user, group) != (os.geteuid(), os.getegid()):
             os.chown(draft.path, user, group)

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from muster.core import errors
-from muster.manage import protocol, rows
+from muster.manage import cron, protocol, rows
 from muster.manage.registry.jobs import executor, schedules
 from tests.manage import test_as_desired
 from tests.manage.test_registry import RegistryWorld, until
@@ -110,6 +110,21 @@ def test_a_year_without_a_registry_is_bounded():
     assert due.state.queue[-1] == at("10:00")
     yearly = decide(at("10:00"), since=at("10:00") - 800 * 24 * 60 * MINUTE, cron="@yearly", missed="all")
     assert len(yearly.state.queue) == 2
+
+
+def test_jobs_that_are_not_due_cost_nothing(monkeypatch):
+    states = [
+        schedules.ScheduleState(cron=f"{minute} * * * *", time_zone="Europe/Berlin", at_ms=at("10:00"))
+        for minute in range(1, 60)
+    ]
+    for state in states:
+        schedules.next_ms(state)
+    monkeypatch.setattr(cron.CronSchedule, "times_after", None)  # nothing is computed again
+    policy = protocol.JobSchedule(cron="@hourly")
+    for state in states:
+        now = at("10:00") + 1_000
+        assert schedules.decide(policy, state, (), now).state is state
+        assert schedules.suspend(state, now) is state, "nothing is stored"
 
 
 def test_what_no_machine_can_run_in_time_is_missed():

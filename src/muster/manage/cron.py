@@ -91,7 +91,7 @@ class CronSchedule:
         return (in_month or in_week) if self.by_day and self.by_weekday else (in_month and in_week)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=256)
 def _times_of(schedule: CronSchedule, day: datetime.date) -> tuple[int, ...]:
     times = set()
     folds = (0, 1) if len(schedule.hours) == 24 else (0,)

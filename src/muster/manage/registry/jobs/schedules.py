@@ -8,6 +8,7 @@ start in time, because none was active or no machine was suitable, is a missed o
 from __future__ import annotations
 
 import datetime
+import functools
 import itertools
 import math
 from collections.abc import Collection
@@ -53,11 +54,19 @@ def current(policy: protocol.JobSchedule, stored: ScheduleState | None, now_ms: 
 
 def next_ms(state: ScheduleState) -> int | None:
     """The next due time; None: there is none."""
-    return cron.parse(state.cron, state.time_zone).next_after(state.at_ms)
+    return _next_ms(state.cron, state.time_zone, state.at_ms)
+
+
+@functools.lru_cache(maxsize=1 << 14)  # of thousands of jobs, which are looked at again and again
+def _next_ms(text: str, time_zone: str, at_ms: int) -> int | None:
+    return cron.parse(text, time_zone).next_after(at_ms)
 
 
 def suspend(state: ScheduleState, now_ms: int) -> ScheduleState:
     """What is due while the job is to be down does not run later either."""
+    at_ms = next_ms(state)
+    if not state.queue and (at_ms is None or at_ms > now_ms):
+        return state  # nothing to store
     return msgspec.structs.replace(state, at_ms=max(state.at_ms, now_ms), queue=())
 
 
@@ -118,6 +127,8 @@ def _consider(
 
 def _passed(state: ScheduleState, now_ms: int) -> list[int]:
     """The due times that were not considered yet: the last ones, if they are many."""
+    if (first_ms := next_ms(state)) is None or first_ms > now_ms:
+        return []
     times = cron.parse(state.cron, state.time_zone)
     passed: list[int] = []
     for span_ms in SPANS_MS:

@@ -152,6 +152,41 @@ def test_names_in_docstrings_exist():
     assert missing == []
 
 
+#: Renamed for a reader: `muster.blocking`, and exact columns beside the columns of codes.
+RENAMED = {"muster.blocking_connection", "muster.predicates.backends.columns"}
+
+
+def renamings(path: Path) -> Iterator[str]:
+    """The modules of ours that ``path`` imports under another name, though nothing else there has theirs."""
+    bound: set[str] = set()
+    renamed: dict[str, list[str]] = defaultdict(list)
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.ImportFrom(module=str(package)):
+                for alias in node.names:
+                    if (alias.asname or alias.name) == alias.name or not package.startswith("muster"):
+                        bound.add(alias.asname or alias.name)
+                    elif alias.name.islower():
+                        renamed[alias.name].append(f"{package}.{alias.name}")
+            case ast.Import():
+                bound |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+            case ast.Name(id=name) | ast.arg(arg=name) | ast.MatchAs(name=str(name)):
+                bound.add(name)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                bound.add(name)
+            case ast.ExceptHandler(name=str(name)):
+                bound.add(name)
+    for name, imported in renamed.items():
+        if name not in bound and len(set(imported)) == 1 and not hasattr(builtins, name):
+            yield from set(imported) - RENAMED
+
+
+def test_modules_keep_their_names_where_nothing_else_has_them():
+    assert [
+        f"{module.path}: {name}" for module in modules() for name in renamings(SOURCE / module.path)
+    ] == []
+
+
 def test_names_in_decision_records_exist():
     """A superseded record names what was."""
     records = {path.name: path.read_text() for path in (blocks.ROOT / "docs" / "decisions").glob("0*.md")}

@@ -26,7 +26,7 @@ from muster.bus import api
 from muster.core import errors, messages, topics
 from muster.demo import controllers, scenario, web_farm, worm
 from muster.manage import client as manage_client
-from muster.manage import protocol as manage
+from muster.manage import protocol
 from muster.notify import client as notify
 from muster.pipeline import client as pipeline
 from muster.pipeline.fleet import state
@@ -220,7 +220,7 @@ class Outbreak:
                 ]
                 await manage_client.call(
                     self._admin,
-                    manage.request(self._admin.identity, "apply"),
+                    protocol.request(self._admin.identity, "apply"),
                     {"entries": entries},
                     timeout_s=self._options.start_s_max,
                 )

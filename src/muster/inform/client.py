@@ -21,7 +21,7 @@ import msgspec
 from muster.bus import api
 from muster.bus.direct import bus as direct_bus
 from muster.bus.direct import nearest
-from muster.bus.rpc import client as rpc_client
+from muster.bus.rpc import client
 from muster.core import errors
 from muster.inform import protocol
 from muster.predicates.syntax import parser
@@ -102,7 +102,7 @@ class InformClient:
         now_s = asyncio.get_running_loop().time
         sent_at_s = now_s()
         try:
-            return await rpc_client.unthrottled(lambda _: self._write(write), self._timeout_s)
+            return await client.unthrottled(lambda _: self._write(write), self._timeout_s)
         except (errors.Conflict, errors.NotFound):
             if write.repeat or now_s() - sent_at_s < SLOW_HEDGE_S:
                 raise
@@ -292,7 +292,7 @@ class InformClient:
             message = await self._exchange(verb, data, hedge_s=hedge_s, timeout_s=left_s, node=node)
             return protocol.result_of(message.data, answer)
 
-        return await rpc_client.unthrottled(attempt, timeout_s or self._timeout_s)
+        return await client.unthrottled(attempt, timeout_s or self._timeout_s)
 
     async def _exchange(
         self,
@@ -318,7 +318,7 @@ class InformClient:
         timeout_s = timeout_s or self._timeout_s
         repeat = api.Repetition(hedge_s, anywhere, repeated)
         try:
-            message = await rpc_client.exchange_repeated(
+            message = await client.exchange_repeated(
                 self._bus, subject, data, timeout_s=timeout_s, repeat=repeat
             )
         except errors.TimedOut:

@@ -21,8 +21,7 @@ from typing import Annotated, Any, Final, Protocol, TypeAlias
 
 import msgspec
 
-from muster.message import destinations, values
-from muster.message import errors as message_errors
+from muster.message import destinations, errors, values
 
 HEADER: Final = "Muster-Message"
 FOREIGN: Final = "~"  # first character of a header that contains AMQP sections instead of JSON
@@ -127,7 +126,7 @@ def decode_meta(raw: bytes | str) -> MessageMeta:
     try:
         return _decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise message_errors.FormatError(f"the header {HEADER} is malformed: {error}") from error
+        raise errors.FormatError(f"the header {HEADER} is malformed: {error}") from error
 
 
 class Settlement(Protocol):
@@ -198,7 +197,7 @@ class JmsMessage:
 
     def _listener(self) -> Settlement:
         if self._settlement is None:
-            raise message_errors.IllegalState("ack, nack and retry are for the messages of a listener")
+            raise errors.IllegalState("ack, nack and retry are for the messages of a listener")
         return self._settlement
 
     def body(self) -> Any:
@@ -215,7 +214,7 @@ class JmsMessage:
 
     def _check_writeable(self) -> None:
         if self.frozen:
-            raise message_errors.NotWriteable("a received message is read-only: clear_body first")
+            raise errors.NotWriteable("a received message is read-only: clear_body first")
 
     def _write(self, meta: MessageMeta) -> bytes:
         return b""
@@ -356,9 +355,9 @@ class StreamMessage(JmsMessage):
     def read(self, kind: values.JavaType) -> values.Value:
         """The next value. A failed read does not advance the position."""
         if not self.frozen:
-            raise message_errors.NotReadable("a stream message can be read after reset()")
+            raise errors.NotReadable("a stream message can be read after reset()")
         if self._next >= len(self.items):
-            raise message_errors.FormatError("the stream message has no more values")
+            raise errors.FormatError("the stream message has no more values")
         value = values.read(self.items[self._next], kind)
         self._next += 1
         return value
@@ -423,9 +422,7 @@ class ObjectMessage(JmsMessage):
         try:
             return msgspec.json.encode(self._value)
         except TypeError as error:
-            raise message_errors.FormatError(
-                f"an object message contains JSON values only: {error}"
-            ) from error
+            raise errors.FormatError(f"an object message contains JSON values only: {error}") from error
 
     def read_body(self, meta: MessageMeta, data: bytes) -> None:
         self.content_type = meta.content_type or JSON
@@ -478,4 +475,4 @@ def _json(data: bytes, kind: Any) -> Any:
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise message_errors.FormatError(f"the body is not JSON of the expected type: {error}") from error
+        raise errors.FormatError(f"the body is not JSON of the expected type: {error}") from error

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from muster.bus import api
-from muster.bus.http import client as http_client
+from muster.bus.http import client
 from muster.core import errors, health, messages
 from muster.core.reports import columns
 from muster.monitor import protocol
@@ -61,7 +61,7 @@ def push(
         raise errors.InvalidInput(f"unknown state {state[:40]!r}: use one of {known}") from None
     address = url or os.environ.get(SENSOR_VARIABLE) or SENSOR_URL
     try:
-        response = http_client.post_blocking(
+        response = client.post_blocking(
             f"{address.rstrip('/')}/report?period={period_s:g}s",
             msgspec.json.encode(report),
             headers={"Content-Type": "application/json"},

@@ -27,8 +27,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from muster.bus import api
-from muster.bus.rpc import client as rpc
-from muster.bus.rpc import error_replies
+from muster.bus.rpc import client, error_replies
 from muster.core import errors, messages, subjects
 from muster.notify import authorities, models, protocol, queries, receipts
 from muster.predicates import types
@@ -246,7 +245,7 @@ class NotifyClient:
         wait_s = RETRY_S
         while True:
             left_s = max(0.1, deadline - loop.time())
-            reply = await rpc.exchange(self._bus, subject, data, timeout_s=left_s, try_s=TRY_S)
+            reply = await client.exchange(self._bus, subject, data, timeout_s=left_s, try_s=TRY_S)
             answer = messages.decode(reply.data, protocol.NotifyReply)
             try:
                 for _, fault in answer.refused:

@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from muster.bus import api
-from muster.bus.rpc import client as rpc
-from muster.bus.rpc import error_replies
+from muster.bus.rpc import client, error_replies
 from muster.core import errors, messages, subjects
 from muster.notify import protocol, rows
 from muster.trust import grants
@@ -59,7 +58,7 @@ def _no_notifier() -> errors.Unavailable:
 async def _query_any(bus: api.Bus, operation: str, query: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
     subject = subjects.from_identity(PART, bus.identity, "read", operation)
     try:
-        reply = await rpc.exchange(
+        reply = await client.exchange(
             bus, subject, messages.encode(query), timeout_s=ANSWER_S, waits=False, absent=_no_notifier()
         )
     except errors.TimedOut as error:

@@ -30,7 +30,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from muster.core import errors, units
-from muster.core.reports import columns as reports_columns
+from muster.core.reports import columns
 from muster.simulate import realistic
 
 Floats = npt.NDArray[np.float64]
@@ -40,7 +40,7 @@ DAY_S = 86400.0
 DRIFT = 0.95  # share of an offset that remains at the next tick
 MOOD_TICKS = 64  # an offset is the sum of so many past shocks, so any tick can be computed alone
 LEAK_PERCENT_S = 0.2
-_UPTIME = reports_columns.STANDARD_METRICS.index("uptime_s")
+_UPTIME = columns.STANDARD_METRICS.index("uptime_s")
 _FAULT = re.compile(
     r"(?P<kind>[a-z]+)(?:\s+(?P<what>group|zone|share)=(?P<which>\S+))?"
     r"(?:\s+at\s+(?P<at>\S+))?(?:\s+for\s+(?P<lasts>\S+))?\Z"
@@ -118,7 +118,7 @@ class FleetPlan:
         if self.profile == "plain":
             return (
                 f"{size}, {self.groups:,} groups and {self.zones} zones of one size, one group in a message, "
-                f"{len(reports_columns.STANDARD_METRICS)} metrics, seed {self.seed}"
+                f"{len(columns.STANDARD_METRICS)} metrics, seed {self.seed}"
             )
         return (
             f"{size}, {self.groups:,} groups (the largest {realistic.largest_share(self.groups):.0%}) and "
@@ -230,13 +230,13 @@ class VirtualFleet:
             "partial": _repeated(False, rows),
             "extra": _nothing("extra", rows) if lives is None else lives.extra(made.extra),
             "services": _nothing("services", rows),
-            **{name: made.standard[:, place] for place, name in enumerate(reports_columns.STANDARD_METRICS)},
+            **{name: made.standard[:, place] for place, name in enumerate(columns.STANDARD_METRICS)},
         }
         arrays = [
             value if isinstance(value := known[field.name], pa.Array) else pa.array(value, field.type)
-            for field in reports_columns.node_schema()
+            for field in columns.node_schema()
         ]
-        batch = pa.RecordBatch.from_arrays(arrays, schema=reports_columns.node_schema())
+        batch = pa.RecordBatch.from_arrays(arrays, schema=columns.node_schema())
         return batch if made.reporting.all() else batch.filter(pa.array(made.reporting))
 
     def _load(self, slot: FleetSlot, tick: int, chance: np.random.Generator) -> Floats:
@@ -283,7 +283,7 @@ class VirtualFleet:
             "processes": np.floor(120 + slot.cores * 8 + load),
             "uptime_s": np.full(rows, at_s) + np.floor(slot.luck * 1e6),
         }
-        standard = np.stack([values[name] for name in reports_columns.STANDARD_METRICS], axis=1)
+        standard = np.stack([values[name] for name in columns.STANDARD_METRICS], axis=1)
         return np.round(standard, 2, out=standard)
 
     def _hit(self, slot: FleetSlot, fault: FleetFault) -> npt.NDArray[np.bool_]:
@@ -328,4 +328,4 @@ def _repeated(value: Any, rows: int) -> pa.Array:
 
 @functools.lru_cache(maxsize=16)
 def _nothing(column: str, rows: int) -> pa.Array:
-    return pa.nulls(rows, reports_columns.node_schema().field(column).type)
+    return pa.nulls(rows, columns.node_schema().field(column).type)

@@ -21,7 +21,7 @@ import pyarrow as pa
 from muster.bus import api
 from muster.bus.client import client
 from muster.core import errors, subjects
-from muster.core.reports import columns as reports_columns
+from muster.core.reports import columns
 from muster.monitor import protocol
 from muster.simulate import fleet, slot_frames
 from muster.supervision import tasks
@@ -110,7 +110,7 @@ class FleetPlayer:
         if not batch.num_rows:
             return
         self._sequence += 1
-        facts = reports_columns.BatchInfo(
+        facts = columns.BatchInfo(
             channel=self._bus.identity,
             boot=self._boot,
             sequence=self._sequence,
@@ -119,7 +119,7 @@ class FleetPlayer:
             partial=batch.num_rows < len(slot.names),
             held_to_ms=time.time_ns() // 1_000_000,
         )
-        data = reports_columns.encode(batch, facts, compression=self._compression)
+        data = columns.encode(batch, facts, compression=self._compression)
         if self._fleet.active(self._at_s, "garbage"):
             data = data[: len(data) // 2]
         for copy in range(2 if self._fleet.active(self._at_s, "twice") else 1):

@@ -22,8 +22,7 @@ from muster.client import front, synchronous
 from muster.core import health
 from muster.inform import settings as inform_settings
 from muster.inform.node import node as information_node
-from muster.manage import client as manage_client
-from muster.manage import protocol
+from muster.manage import client, protocol
 from muster.manage.adapters import base
 from muster.manage.agent import agent as agent_
 from muster.manage.manager import manager
@@ -159,7 +158,7 @@ class MemoryDomain:
             await dispatchers.acting.wait()
             await notifiers.serving()
             await registry.acting.wait()
-            resources = manage_client.ManageClient(await connect("probe"))
+            resources = client.ManageClient(await connect("probe"))
             await eventually.eventually(resources.agents)
             yield self
 

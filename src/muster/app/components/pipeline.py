@@ -10,7 +10,7 @@ import gc
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from muster.app import settings as app_settings
+from muster.app import settings
 from muster.app.components import component, supervised
 from muster.app.components import context as context_
 from muster.bus import api
@@ -36,7 +36,7 @@ class PipelineComponent:
     depends_on: Sequence[str] = ()
     vital = False
 
-    def __init__(self, all_settings: app_settings.Settings, identity: str = "") -> None:
+    def __init__(self, all_settings: settings.Settings, identity: str = "") -> None:
         self._all_settings = all_settings
         self._settings = all_settings.pipeline
         self._identity = identity or self._settings.name
@@ -97,7 +97,7 @@ class PipelineComponent:
         return component.ComponentHealth(report.state, report.reason)
 
 
-def supervised_pipeline(all_settings: app_settings.Settings) -> supervised.SupervisedComponent:
+def supervised_pipeline(all_settings: settings.Settings) -> supervised.SupervisedComponent:
     """With the domain: a process of its own."""
 
     def watch(context: context_.ComponentContext) -> None:

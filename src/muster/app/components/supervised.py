@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from muster.app import settings as app_settings
+from muster.app import settings
 from muster.app.components import component
 from muster.app.components import context as context_
 from muster.app.supervisor import child_component, endpoints
@@ -35,7 +35,7 @@ class Supervision:
     endpoint: endpoints.Endpoint | None = None
     facts: Callable[[str], Mapping[str, Any]] = lambda _: {}
     processes: int = 1
-    sharing: Callable[[int], app_settings.Settings] | None = None
+    sharing: Callable[[int], settings.Settings] | None = None
     log_share: int = 8
     stop_s: float = children.STOP_S
     restart_after_success: bool = True

@@ -23,7 +23,7 @@ from muster.core.telemetry import metrics
 from muster.gateways.soap import asgi, settings
 from muster.gateways.uddi import endpoints as uddi_endpoints
 from muster.gateways.uddi import registry
-from muster.gateways.wscontext import handler as wscontext_handler
+from muster.gateways.wscontext import handler
 from muster.gateways.wsman import endpoint as wsman_endpoint
 from muster.inform import activities
 from muster.inform import client as inform_client
@@ -49,9 +49,7 @@ class SoapGateways:
         self._wsman = wsman_endpoint.WsManEndpoint(
             self._fleet, callbacks=callbacks, is_current=self._logins.stands, measure=measure
         )
-        self._context = wscontext_handler.WsContextHandler(
-            self._activities, callbacks=callbacks, measure=measure
-        )
+        self._context = handler.WsContextHandler(self._activities, callbacks=callbacks, measure=measure)
         self._uddi = uddi_endpoints.UddiEndpoints(
             registry.UddiRegistry(self._connections.connect),
             self._logins.check,

@@ -14,8 +14,7 @@ import time
 import msgspec
 
 from muster.app import certificates
-from muster.app.machines import membership
-from muster.app.machines import roles as roles_
+from muster.app.machines import membership, roles
 from muster.core import errors
 from muster.core.net import hosts
 from muster.core.settings import domain
@@ -89,7 +88,7 @@ class MachineAdmission:
         # All that may be refused comes first: others follow the list as it is.
         machine = self._machine(name, machine_roles, request, machines)
         certificate = self._certificate(machine, request.certificate_key)
-        has_secrets = roles_.MachineRole.REGISTRY in machine_roles
+        has_secrets = roles.MachineRole.REGISTRY in machine_roles
         sealed = self._trust.seal_secrets_for(request.box, name) if has_secrets else ""
         held = self._trust.machine_keys(name)
         if machines.get(name) is not None and held != request.keys:
@@ -155,7 +154,7 @@ class MachineAdmission:
         machine = membership.Machine(
             name=name, roles=machine_roles, address=request.address, since_s=time.time()
         )
-        if roles_.MachineRole.BROKER not in machine_roles:
+        if roles.MachineRole.BROKER not in machine_roles:
             return machine
         for port in (request.port, request.route_port):
             if not 1 <= port <= 65535:

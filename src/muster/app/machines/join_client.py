@@ -23,7 +23,7 @@ from muster.app.supervisor import worker
 from muster.core import errors, files
 from muster.core.formats import toml
 from muster.core.net import hosts
-from muster.core.settings import domain as settings_domain
+from muster.core.settings import domain
 from muster.trust import certificates as certificates_
 from muster.trust import credentials, keyring, nkeys, sealed_box
 
@@ -86,8 +86,8 @@ async def join(
             servers=joined.machines.remote_urls,
             listen=choices.listen,
         )
-        settings = settings_domain.DomainSettings(name=joined.domain, data_dir=str(place.root))
-        keyring_folder = settings.folder / settings_domain.TrustSettings().keys_dir
+        settings = domain.DomainSettings(name=joined.domain, data_dir=str(place.root))
+        keyring_folder = settings.folder / domain.TrustSettings().keys_dir
         trust = keyring.Keyring.adopt(keyring_folder, joined.domain, joined.documents)
         for identity, role in parts.items():
             trust.store_own(identity, role, joined.users[identity], keys[identity])

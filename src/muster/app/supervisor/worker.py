@@ -34,7 +34,7 @@ from muster.core.settings import domain
 from muster.core.telemetry import log, metrics
 from muster.gateways.uddi import mount
 from muster.inform import protocol as inform_protocol
-from muster.inform import settings as inform_settings
+from muster.inform import settings
 from muster.inform.node import node
 from muster.inform.node.log import context_log
 from muster.manage import agent_routes, protocol
@@ -101,7 +101,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_age_s: float = 30 * 86400.0
     log_level: str = "info"
     health: domain.HealthSettings = msgspec.field(default_factory=domain.HealthSettings)
-    inform: inform_settings.InformSettings = inform_settings.DEFAULT  # of an information node
+    inform: settings.InformSettings = settings.DEFAULT  # of an information node
     view: str = ""  # its file
     contexts_bytes: int = context_log.MAX_BYTES
     registry_bytes: int = registry_log.MAX_BYTES

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import msgspec
 
-from muster.bus.log import pages as pages_
+from muster.bus.log import pages
 from muster.core import errors
 
 TRIM_FACTOR = 3
@@ -29,7 +29,7 @@ REQUESTS_MAX = 100_000
 class LogState(Protocol):
     """The state in memory. `KeyedState` is one for records that fit into it."""
 
-    def apply(self, record: pages_.OwnedRecord, version: int, position: int) -> None:
+    def apply(self, record: pages.OwnedRecord, version: int, position: int) -> None:
         """A stored record; of one that was rewritten only the position is new."""
         ...
 
@@ -58,7 +58,7 @@ class KeyedState:
         self.records: dict[bytes, KeyedRecord] = {}
         self.live_bytes = 0
 
-    def apply(self, record: pages_.OwnedRecord, version: int, position: int) -> None:
+    def apply(self, record: pages.OwnedRecord, version: int, position: int) -> None:
         former = self.records.pop(record.key, None)
         if former is not None:
             self.live_bytes -= len(record.key) + len(former.value)
@@ -89,8 +89,8 @@ class OldestPages:
     def __init__(
         self,
         count: int,
-        records: Sequence[tuple[int, pages_.OwnedRecord]],
-        requests: Sequence[pages_.LogRequest],
+        records: Sequence[tuple[int, pages.OwnedRecord]],
+        requests: Sequence[pages.LogRequest],
     ) -> None:
         self.count = count
         self.records = deque(records)
@@ -104,19 +104,19 @@ class LogTransaction:
 
     def __init__(
         self,
-        records: Sequence[pages_.OwnedRecord],
-        request: pages_.LogRequest | None = None,
-        known: Sequence[pages_.LogRequest] = (),
+        records: Sequence[pages.OwnedRecord],
+        request: pages.LogRequest | None = None,
+        known: Sequence[pages.LogRequest] = (),
     ) -> None:
-        if len(records) >= pages_.RECORDS_MAX:
+        if len(records) >= pages.RECORDS_MAX:
             raise errors.LimitExceeded(
-                f"a transaction of {len(records):,} records: the maximum is {pages_.RECORDS_MAX - 1:,}"
+                f"a transaction of {len(records):,} records: the maximum is {pages.RECORDS_MAX - 1:,}"
             )
         self.records = list(records)
         self.request = request
         self.known = list(known)  # requests of trimmed pages
         self.size = sum(record.size for record in records)
-        self.is_large = self.size > pages_.PAGE_BYTES  # its records are stored as a body
+        self.is_large = self.size > pages.PAGE_BYTES  # its records are stored as a body
         self.body: list[int] = []  # where they are
         self.size += sum(each.size for each in self.known) + (request.size if request is not None else 0)
 
@@ -138,14 +138,14 @@ class LogJournal:
         self.end = 0  # of the last message: it may be none of the log
         self.bytes = 0
         self.pages: deque[StoredPage] = deque()
-        self.requests: dict[str, pages_.LogRequest] = {}
+        self.requests: dict[str, pages.LogRequest] = {}
         self._bytes_max = bytes_max
         self._reserve_bytes = reserve_bytes
         self._window_ms = window_ms
 
     # Reading.
 
-    def follows(self, page: pages_.OwnedPage) -> bool:
+    def follows(self, page: pages.OwnedPage) -> bool:
         """Whether ``page`` is the next one. Otherwise pages were trimmed before they were read, and the log
         is read from its beginning."""
         return not self.last or (page.previous == self.last and page.log == self.log)
@@ -163,7 +163,7 @@ class LogJournal:
         self.bytes += size
 
     def apply(
-        self, sequence: int, size: int, page: pages_.OwnedPage, body: Sequence[pages_.OwnedRecord]
+        self, sequence: int, size: int, page: pages.OwnedPage, body: Sequence[pages.OwnedRecord]
     ) -> None:
         """The next page. ``body``: its records, if they are in other messages."""
         if page.epoch < self.epoch:
@@ -177,11 +177,11 @@ class LogJournal:
         while self.pages[0].sequence < page.first:
             self.trimmed(1)
         for place, record in enumerate(body or page.records):
-            position = pages_.position(sequence, place)
+            position = pages.position(sequence, place)
             self.state.apply(record, record.version or position, position)
         for request in page.requests:
-            if request.position < pages_.RECORDS_MAX:
-                at = pages_.position(sequence, request.position)
+            if request.position < pages.RECORDS_MAX:
+                at = pages.position(sequence, request.position)
                 request = msgspec.structs.replace(request, position=at)
             self.requests[request.id] = request
         while len(self.requests) > REQUESTS_MAX:
@@ -208,7 +208,7 @@ class LogJournal:
         room = self._bytes_max - self.bytes - waiting_bytes
         if not transaction.only_deletes:
             room -= self._reserve_bytes
-        if transaction.size + pages_.OVERHEAD_BYTES > room:
+        if transaction.size + pages.OVERHEAD_BYTES > room:
             raise errors.LimitExceeded(
                 f"no room for {transaction.size} bytes: the log uses {self.bytes} of {self._bytes_max}",
                 hint="delete what is not needed, or raise the budget of the log",
@@ -216,17 +216,17 @@ class LogJournal:
 
     def next_page(
         self, waiting: deque[LogTransaction]
-    ) -> tuple[pages_.OwnedPage, list[tuple[LogTransaction, int]]]:
+    ) -> tuple[pages.OwnedPage, list[tuple[LogTransaction, int]]]:
         """A page of the first ones of ``waiting``, which are removed, each with the place of its last record.
         A large transaction has a page of its own.
         """
         first = self.pages[0].sequence if self.pages else 0
-        page = pages_.OwnedPage(self.log, self.epoch, self.last, [], [], [], first)
+        page = pages.OwnedPage(self.log, self.epoch, self.last, [], [], [], first)
         taken: list[tuple[LogTransaction, int]] = []
         size = 0
         while waiting:
             following = waiting[0]
-            if taken and (following.is_large or size + following.size > pages_.PAGE_BYTES):
+            if taken and (following.is_large or size + following.size > pages.PAGE_BYTES):
                 break
             taken.append((waiting.popleft(), 0))
             size += following.size
@@ -265,12 +265,12 @@ class LogJournal:
     def rewrite(self, oldest: OldestPages, now_ms: int) -> LogTransaction:
         """The next live records of ``oldest``, as many as fit into a page. To be stored next: what is live
         may change with each page."""
-        records: list[pages_.OwnedRecord] = []
+        records: list[pages.OwnedRecord] = []
         size = 0
         while oldest.records:
             position, record = oldest.records[0]
             if self.state.holds(record.key, position):
-                if records and size + record.size > pages_.PAGE_BYTES:
+                if records and size + record.size > pages.PAGE_BYTES:
                     break
                 size += record.size
                 records.append(

@@ -12,7 +12,7 @@ import click
 from muster.cli import command
 
 if TYPE_CHECKING:
-    from muster.app import settings as app_settings
+    from muster.app import settings
     from muster.core.settings import loader
 
 set_option = click.option(
@@ -38,13 +38,12 @@ def resolve(
     *,
     file: Path | None = None,
     home_required: bool = True,
-) -> loader.ResolvedSettings[app_settings.Settings]:
+) -> loader.ResolvedSettings[settings.Settings]:
     """The effective settings: of the home, the environment and ``--set``. ``home_required`` False: the folder
     of the home may have no settings; data are stored there."""
     import os
 
-    from muster.app import home
-    from muster.app import settings as app_settings
+    from muster.app import home, settings
     from muster.core.settings import loader
 
     chosen_home, flags = home.Home.find(invocation.home), parse_overrides(overrides)
@@ -53,10 +52,10 @@ def resolve(
         place = chosen_home.expect().settings_file
     elif file is None and "MUSTER_DOMAIN__DATA_DIR" not in os.environ:
         flags = {"domain.data_dir": str(chosen_home.root), **flags}
-    return loader.resolve(app_settings.Settings, file=place, env=os.environ, flags=flags)
+    return loader.resolve(settings.Settings, file=place, env=os.environ, flags=flags)
 
 
-def load(invocation: command.Invocation, overrides: Sequence[str] = ()) -> app_settings.Settings:
+def load(invocation: command.Invocation, overrides: Sequence[str] = ()) -> settings.Settings:
     return resolve(invocation, overrides).settings
 
 

@@ -47,8 +47,7 @@ def doctor(invocation: command.Invocation) -> None:
 def _patient(invocation: command.Invocation) -> operations_doctor.DoctorTarget:
     import os
 
-    from muster.app import home
-    from muster.app import settings as app_settings
+    from muster.app import home, settings
     from muster.app.operations import doctor as operations_doctor
     from muster.client import profiles
     from muster.core.settings import loader
@@ -59,10 +58,10 @@ def _patient(invocation: command.Invocation) -> operations_doctor.DoctorTarget:
     if name is not None and not chosen.home:
         creds = Path(chosen.creds) if chosen.creds else None
         way = operations_doctor.ConnectionRoute(chosen.servers, chosen.locator, creds, chosen.ca)
-        return operations_doctor.DoctorTarget(place, app_settings.Settings(), None, way)
+        return operations_doctor.DoctorTarget(place, settings.Settings(), None, way)
     if not place.settings_file.is_file():
         flags = {"domain.data_dir": str(place.root)}
         return operations_doctor.DoctorTarget(
-            place, loader.load(app_settings.Settings, env=os.environ, flags=flags), None
+            place, loader.load(settings.Settings, env=os.environ, flags=flags), None
         )
     return operations_doctor.doctor_target(place, config.load(command.Invocation(home=place.root)))

@@ -7,8 +7,7 @@ import contextlib
 import click
 
 from muster.cli import command, live_names
-from muster.cli.domain import config as config_
-from muster.cli.domain import creds
+from muster.cli.domain import config, creds
 
 # The role `link` is for brokers, not for clients.
 ROLES = tuple(role for role in creds.ROLES if role != "link")
@@ -55,7 +54,7 @@ def password(invocation: command.Invocation, name: str, role: str | None) -> Non
         if sys.stdin.isatty()
         else sys.stdin.readline().rstrip("\n")
     )
-    trust = identities.open_keyring(config_.load(invocation))
+    trust = identities.open_keyring(config.load(invocation))
     for known in (trust.passwords().get, trust.show):
         if role is None:
             with contextlib.suppress(errors.NotFound):

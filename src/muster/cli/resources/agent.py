@@ -116,7 +116,7 @@ async def _run(
     labels: dict[str, str],
     beat_s: float,
 ) -> None:
-    from muster.app.supervisor import worker as app_managing
+    from muster.app.supervisor import worker
     from muster.bus.direct import bus as direct
     from muster.core import errors
     from muster.core.telemetry import metrics
@@ -141,7 +141,7 @@ async def _run(
         else:
             bus = await stack.enter_async_context(await _connect(folder, proxy, measure))
             transport = direct.DirectBus(bus, bus.identity, agent_routes.manager_of)
-            keep_peer = await app_managing.connect_directly(stack, transport, bus)
+            keep_peer = await worker.connect_directly(stack, transport, bus)
         stop = await stack.enter_async_context(
             foreground.serve_until_signal(
                 invocation,
@@ -157,7 +157,7 @@ async def _run(
             zone=zone,
             labels=labels,
             beat_s=beat_s,
-            machine=await asyncio.to_thread(app_managing.machine_id),
+            machine=await asyncio.to_thread(worker.machine_id),
             keep_peer=keep_peer,
             measure=measure,
             guard=deadlines.WatchdogProcess(folder / "resources"),
@@ -179,14 +179,14 @@ async def _enrol(invocation: command.Invocation, text: str, folder: Path, proxy:
     from muster import connection as muster_connection
     from muster.app import enrolment
     from muster.app.components import bootstrap_client
-    from muster.app.supervisor import worker as app_managing
+    from muster.app.supervisor import worker
     from muster.core import errors
     from muster.trust import credentials
 
     token = enrolment.EnrolmentToken.parse(text)
     tls = ssl.create_default_context(cadata=token.ca) if token.ca else None
     key = await asyncio.to_thread(enrolment.machine_key, folder)
-    machine = await asyncio.to_thread(app_managing.machine_id)
+    machine = await asyncio.to_thread(worker.machine_id)
     creds = credentials.Credentials.parse(token.creds)
     answer: enrolment.EnrolledMachine | None = None
     noted = ""

@@ -50,8 +50,7 @@ def init(
     A home is a folder with muster.toml and the domain's keys and data. Keep a copy of the keys in a safe
     place: they are the root of trust of the domain. `--set KEY=VALUE` writes further settings to the file.
     """
-    from muster.app import certificates, home, identities
-    from muster.app import settings as app_settings
+    from muster.app import certificates, home, identities, settings
     from muster.core import errors, files
     from muster.core.formats import toml
     from muster.core.settings import loader
@@ -69,17 +68,17 @@ def init(
         "bus.brokers": brokers,
         **config.parse_overrides(overrides),
     }
-    given = loader.resolve(app_settings.Settings, flags=flags).settings  # typed, and checked
+    given = loader.resolve(settings.Settings, flags=flags).settings  # typed, and checked
     bus = given.bus
     if bus.uses_tls and bus.port and not bus.servers and (bus.brokers, bus.layout) == (1, "mesh"):
         flags.setdefault("bus.route_port", str(ROUTE_PORT))  # machines can join
-        given = loader.resolve(app_settings.Settings, flags=flags).settings
+        given = loader.resolve(settings.Settings, flags=flags).settings
     values = {key: loader.value_of(given, tuple(key.split("."))) for key in flags}
     place.root.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = place.settings_file.with_suffix(".draft")
     try:
         files.write(draft, (_HEAD + toml.sections(values)).encode(), mode=files.PUBLIC)
-        made = loader.load(app_settings.Settings, file=draft)
+        made = loader.load(settings.Settings, file=draft)
         identities.open_or_create(made)
         certificates.ensure_authority(made)
     except BaseException:

@@ -17,8 +17,7 @@ import proton
 
 from muster.core import errors
 from muster.core.telemetry import log
-from muster.gateways.amqp import bus_connections, read_schedule
-from muster.gateways.amqp import memory_budget as budget_
+from muster.gateways.amqp import bus_connections, memory_budget, read_schedule
 from muster.gateways.amqp.links import (
     attach,
     consumers,
@@ -79,7 +78,7 @@ class AmqpConnection(asyncio.Protocol):
         self._tasks: set[asyncio.Task[None]] = set()
         self._logging_in: asyncio.Task[None] | None = None
         self._login: str | None = None
-        self._budget: budget_.ConnectionBudget | None = None
+        self._budget: memory_budget.ConnectionBudget | None = None
         self.ended = False
         self._login_revoked = False
         self._ending: asyncio.Task[None] | None = None

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequen
 from http import HTTPStatus
 from typing import Any
 
-from muster.bus.http import server as http_server
+from muster.bus.http import server
 from muster.core import errors
 from muster.core.net import hosts
 from muster.gateways.soap import client_budget, endpoint
@@ -78,13 +78,13 @@ class SoapApplication:
 
     async def _response(
         self, scope: Scope, headers: Mapping[str, str], address: str, receive: Receive
-    ) -> http_server.HttpResponse:
+    ) -> server.HttpResponse:
         path = scope["path"].rstrip("/")
         inside = path.removeprefix(scope.get("root_path", ""))  # if it is mounted below another path
         target = self._endpoints.get(path) or self._endpoints.get(inside)
         if target is None:
             there = " ".join(self._endpoints)
-            return http_server.HttpResponse(
+            return server.HttpResponse(
                 HTTPStatus.NOT_FOUND, f"no endpoint at this path; the endpoints are: {there}\n".encode()
             )
         request = endpoint.SoapHttpRequest(
@@ -96,15 +96,13 @@ class SoapApplication:
             address=address,
         )
         admitted = await target.admit(request)
-        if isinstance(admitted, http_server.HttpResponse):
+        if isinstance(admitted, server.HttpResponse):
             return admitted
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
                 body = await self._body(receive, target, admitted)
         except TimeoutError:
-            return http_server.HttpResponse(
-                HTTPStatus.REQUEST_TIMEOUT, b"timeout while reading the message\n"
-            )
+            return server.HttpResponse(HTTPStatus.REQUEST_TIMEOUT, b"timeout while reading the message\n")
         if body is None:
             return target.too_large(headers, admitted)
         if admitted.is_anonymous:
@@ -135,7 +133,7 @@ def _location(scope: Scope, headers: Mapping[str, str]) -> str:
     return f"{scope.get('scheme', 'http')}://{host}{scope['path']}"
 
 
-async def _respond(send: Send, response: http_server.HttpResponse, *, head_only: bool = False) -> None:
+async def _respond(send: Send, response: server.HttpResponse, *, head_only: bool = False) -> None:
     fields = {
         "content-type": response.content_type,
         "content-length": str(len(response.body)),

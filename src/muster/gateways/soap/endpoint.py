@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
-from muster.bus.http import server as http_server
+from muster.bus.http import server
 from muster.bus.rpc import origin
 from muster.core import errors
 from muster.core.formats import xml
@@ -141,16 +141,16 @@ class SoapEndpoint:
             "soap_refused", "SOAP requests that were rejected, by reason.", ("endpoint", "reason")
         )
 
-    async def respond(self, request: SoapHttpRequest) -> http_server.HttpResponse:
+    async def respond(self, request: SoapHttpRequest) -> server.HttpResponse:
         """Respond to a request whose body has been read."""
         admitted = await self.admit(request)
-        if isinstance(admitted, http_server.HttpResponse):
+        if isinstance(admitted, server.HttpResponse):
             return admitted
         if len(request.body) > admitted.limits.bytes and not await self.admit_large(request.body, admitted):
             return self.too_large(request.headers, admitted)
         return await self.process(request, admitted)
 
-    async def admit(self, request: SoapHttpRequest) -> AdmittedRequest | http_server.HttpResponse:
+    async def admit(self, request: SoapHttpRequest) -> AdmittedRequest | server.HttpResponse:
         """Decide by the headers alone whether the body of a request is read."""
         if request.method in ("GET", "HEAD"):
             return AdmittedRequest(None, self.anonymous, True)
@@ -186,7 +186,7 @@ class SoapEndpoint:
         admitted.is_anonymous, admitted.limits = False, self.limits
         return len(start) <= self.limits.bytes
 
-    async def process(self, request: SoapHttpRequest, admitted: AdmittedRequest) -> http_server.HttpResponse:
+    async def process(self, request: SoapHttpRequest, admitted: AdmittedRequest) -> server.HttpResponse:
         if request.method in ("GET", "HEAD"):
             return self._document(request)
         media, parameters = _content_type(request.headers.get("content-type", ""))
@@ -235,7 +235,7 @@ class SoapEndpoint:
         async with self._parsing:
             return await asyncio.to_thread(xml.parse, data, limits)
 
-    def _unauthorized(self, error: errors.Unauthorized) -> http_server.HttpResponse:
+    def _unauthorized(self, error: errors.Unauthorized) -> server.HttpResponse:
         return self._reject(
             HTTPStatus.UNAUTHORIZED,
             "unauthorized",
@@ -243,7 +243,7 @@ class SoapEndpoint:
             headers={"WWW-Authenticate": 'Basic realm="muster", charset="UTF-8"'},
         )
 
-    def too_large(self, headers: Mapping[str, str], admitted: AdmittedRequest) -> http_server.HttpResponse:
+    def too_large(self, headers: Mapping[str, str], admitted: AdmittedRequest) -> server.HttpResponse:
         """Respond to a body that was not read because it is too long."""
         hint = None
         if admitted.is_anonymous and self.limits.bytes > admitted.limits.bytes:
@@ -258,7 +258,7 @@ class SoapEndpoint:
         version = envelope.SoapVersion.V12 if media == "application/soap+xml" else envelope.SoapVersion.V11
         return version if version in self.versions else self.versions[0]
 
-    def _document(self, request: SoapHttpRequest) -> http_server.HttpResponse:
+    def _document(self, request: SoapHttpRequest) -> server.HttpResponse:
         made = self.documents.get(request.query.lower())
         if made is None:
             there = ", ".join(f"?{query}" for query in self.documents)
@@ -269,7 +269,7 @@ class SoapEndpoint:
                 headers={"Allow": "POST"},
             )
         body = made(request.location) if request.method == "GET" else b""
-        return http_server.HttpResponse(HTTPStatus.OK, body, "text/xml; charset=utf-8")
+        return server.HttpResponse(HTTPStatus.OK, body, "text/xml; charset=utf-8")
 
     async def _caller(self, request: SoapHttpRequest) -> passwords.PasswordLogin | None:
         """The authenticated caller; wrong credentials are rejected even if none are needed."""
@@ -291,7 +291,7 @@ class SoapEndpoint:
             raise errors.Unauthorized("only Basic authentication is supported") from error
         return await self.authenticate(name, password, request.address)
 
-    async def _invoke(self, call: SoapRequest) -> http_server.HttpResponse:
+    async def _invoke(self, call: SoapRequest) -> server.HttpResponse:
         try:
             with origin.acting(self.name, call.address):
                 async with asyncio.timeout(self.timeout_s):
@@ -300,7 +300,7 @@ class SoapEndpoint:
             raise errors.TimedOut(f"the operation did not finish in {self.timeout_s:g} s") from error
         if response.accepted:
             self._succeeded.add(endpoint=self.name)
-            return http_server.HttpResponse(HTTPStatus.ACCEPTED)
+            return server.HttpResponse(HTTPStatus.ACCEPTED)
         version = call.envelope.version
         bytes_max = self.bytes_max if response.bytes_max is None else min(response.bytes_max, self.bytes_max)
         try:
@@ -312,11 +312,11 @@ class SoapEndpoint:
                 f"the response has more than {bytes_max} bytes"
             ) from None
         self._succeeded.add(endpoint=self.name)
-        return http_server.HttpResponse(HTTPStatus.OK, body, version.content_type)
+        return server.HttpResponse(HTTPStatus.OK, body, version.content_type)
 
     def _fault(
         self, version: envelope.SoapVersion, call: SoapRequest | None, error: errors.MusterError
-    ) -> http_server.HttpResponse:
+    ) -> server.HttpResponse:
         fault = self.fault_of(error)
         reason = error.reason if isinstance(error, xml.MalformedXml) else fault.reason_word
         self._rejected.add(endpoint=self.name, reason=reason)
@@ -330,18 +330,18 @@ class SoapEndpoint:
             body = envelope.write_fault(version, small, (), self.prefixes)
         theirs = version is envelope.SoapVersion.V12 and fault.blame is faults.SoapFaultCode.SENDER
         status = HTTPStatus.BAD_REQUEST if theirs else HTTPStatus.INTERNAL_SERVER_ERROR
-        return http_server.HttpResponse(status, body, version.content_type)
+        return server.HttpResponse(status, body, version.content_type)
 
     def _reject(
         self, status: int, reason: str, text: str = "", *, headers: Mapping[str, str] | None = None
-    ) -> http_server.HttpResponse:
+    ) -> server.HttpResponse:
         self._rejected.add(endpoint=self.name, reason=reason)
-        return http_server.HttpResponse(status, text.encode(), headers=headers or {})
+        return server.HttpResponse(status, text.encode(), headers=headers or {})
 
 
-def busy(error: errors.Overloaded, status: int = HTTPStatus.SERVICE_UNAVAILABLE) -> http_server.HttpResponse:
+def busy(error: errors.Overloaded, status: int = HTTPStatus.SERVICE_UNAVAILABLE) -> server.HttpResponse:
     headers = {"Retry-After": str(int(error.retry_after_s or 1))}
-    return http_server.HttpResponse(status, f"{error.message}\n".encode(), headers=headers)
+    return server.HttpResponse(status, f"{error.message}\n".encode(), headers=headers)
 
 
 def _content_type(text: str) -> tuple[str, dict[str, str]]:

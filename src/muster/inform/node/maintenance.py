@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from muster.bus.http import client as http_client
+from muster.bus.http import client
 from muster.core import errors, messages
 from muster.inform import protocol
 from muster.inform.node import primary, state, writes
@@ -216,7 +216,7 @@ class NodeMaintenance:
             name=self._state.name,
             metrics={name: count / settings.interval_s for name, count in most},
         )
-        response = await http_client.post(
+        response = await client.post(
             f"{settings.sensor.rstrip('/')}/report?period={settings.interval_s:g}s",
             msgspec.json.encode(report),
             headers={"Content-Type": "application/json"},

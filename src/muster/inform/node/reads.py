@@ -26,7 +26,7 @@ from muster.bus.log import pages
 from muster.bus.rpc import server
 from muster.core import errors
 from muster.inform import protocol
-from muster.inform.mounts import base as mounts
+from muster.inform.mounts import base
 from muster.inform.node import primary, state, writes
 from muster.inform.node.log import context_log
 from muster.inform.node.replicas import demand, replica_table
@@ -85,7 +85,7 @@ class ContextReader:
     async def get(self, request: protocol.GetContext, identity: str) -> protocol.Context:
         """Read a context; `errors.NotFound` if it does not exist."""
         key = protocol.check_key(request.key)
-        if key.startswith(mounts.PREFIX):
+        if key.startswith(base.PREFIX):
             self._state.check(identity, "read", key, "")  # entries of mounts have no owner here
             return await self._state.mounted(key).get(key)
         context = await self.from_replica(request)

@@ -17,14 +17,12 @@ import msgspec
 
 from muster.bus import api
 from muster.bus.log import pages
-from muster.bus.rpc import client as rpc_client
-from muster.bus.rpc import requests as rpc_requests
+from muster.bus.rpc import client, requests
 from muster.core import clock, errors, quotas
 from muster.core.telemetry import log
 from muster.inform import access_rules, protocol
 from muster.inform import settings as settings_
-from muster.inform.mounts import base as mounts
-from muster.inform.mounts import registry
+from muster.inform.mounts import base, registry
 from muster.inform.node import key_locks, shared_rounds
 from muster.inform.node.log import context_log, fences, unsaved
 from muster.inform.node.log import view as log_view
@@ -535,7 +533,7 @@ class NodeState:
         except errors.LimitExceeded:
             role = self.role_of(writer) if self.role_of is not None else None
             if role not in quotas.EXEMPT_ROLES:
-                rpc_requests.count_refusal(protocol.PART, "quota")
+                requests.count_refusal(protocol.PART, "quota")
                 raise
 
     def may_read(self, identity: str, key: str, writer: str) -> bool:
@@ -545,9 +543,9 @@ class NodeState:
             return False
         return True
 
-    def mounted(self, key: str) -> mounts.MountedRegistry:
-        """Return the registry of a key under `mounts.PREFIX`."""
-        name = key.removeprefix(mounts.PREFIX).partition("/")[0]
+    def mounted(self, key: str) -> base.MountedRegistry:
+        """Return the registry of a key under `base.PREFIX`."""
+        name = key.removeprefix(base.PREFIX).partition("/")[0]
         if name not in self.mounts:
             raise errors.NotFound(f"no context {key!r}: there is no mount {name!r}")
         return self.mounts[name]
@@ -585,7 +583,7 @@ class NodeState:
                     PING_AFTER_S, lambda: pings.append(loop.create_task(self._ping(node, limit)))
                 )
                 try:
-                    return await rpc_client.exchange_once(
+                    return await client.exchange_once(
                         self.bus, subject, data, timeout_s=self.settings.timeout_s
                     )
                 finally:
@@ -600,7 +598,7 @@ class NodeState:
     async def _ping(self, node: str, limit: asyncio.Timeout) -> errors.Unavailable | None:
         """If the node does not reply to a ping, end ``limit`` and return the error."""
         try:
-            await rpc_client.exchange_once(
+            await client.exchange_once(
                 self.bus, protocol.to_node(node, protocol.PING), b"", timeout_s=PING_TIMEOUT_S
             )
         except errors.Unavailable as error:

@@ -25,8 +25,7 @@ from typing import Any
 from muster.core import errors, lifecycle
 from muster.message import codec, destinations, messages, protocol, selectors
 from muster.message import errors as message_errors
-from muster.message.client import bodies, consumers, producers, topic_consumers
-from muster.message.client import dispatcher_connection as connection_
+from muster.message.client import bodies, consumers, dispatcher_connection, producers, topic_consumers
 
 PREFETCH = 200
 LAZY_ACKS = 100
@@ -40,7 +39,7 @@ class AcknowledgeMode(enum.Enum):
     TRANSACTED = "transacted"  # on commit
 
 
-class Connection(connection_.DispatcherConnection):
+class Connection(dispatcher_connection.DispatcherConnection):
     """A client of the dispatcher. ``client_id``: the owner of durable subscriptions."""
 
     def session(self, mode: AcknowledgeMode = AcknowledgeMode.AUTO) -> Session:
@@ -81,9 +80,9 @@ class Session(lifecycle.ClosingContext):
         self.closed = True
         self.flush_lazy()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(connection_.CLOSE_S):
+            async with asyncio.timeout(dispatcher_connection.CLOSE_S):
                 await self._ended.wait()
-        await self.connection.outbox.wait_idle(connection_.CLOSE_S)
+        await self.connection.outbox.wait_idle(dispatcher_connection.CLOSE_S)
         for consumer in list(self.consumers):
             await consumer.close()
         closing, self.closing = self.closing, []

@@ -12,8 +12,7 @@ import msgspec
 from muster.message import codec, messages, protocol
 
 if TYPE_CHECKING:
-    from muster.message.client import dispatcher_connection as connection_
-    from muster.message.client import partition_link
+    from muster.message.client import dispatcher_connection, partition_link
 
 
 AT_ONCE: Final = 4  # chunks that are stored or read at the same time
@@ -56,7 +55,7 @@ async def upload(link: partition_link.PartitionLink, send: protocol.SendMessage)
 
 
 async def download(
-    connection: connection_.DispatcherConnection, body: messages.LargeBody
+    connection: dispatcher_connection.DispatcherConnection, body: messages.LargeBody
 ) -> AsyncIterator[bytes]:
     """The chunks of a body. Raises `errors.NotFound` if it is not stored any more."""
 
@@ -69,7 +68,7 @@ async def download(
 
 
 async def load(
-    connection: connection_.DispatcherConnection, unloaded: messages.JmsMessage
+    connection: dispatcher_connection.DispatcherConnection, unloaded: messages.JmsMessage
 ) -> messages.JmsMessage:
     """The complete message of one whose body was not read."""
     meta = unloaded.unloaded

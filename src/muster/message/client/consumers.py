@@ -19,8 +19,7 @@ from muster.core import errors, lifecycle
 from muster.core.telemetry import log
 from muster.message import codec, destinations, messages, protocol, retries
 from muster.message import errors as message_errors
-from muster.message.client import bodies
-from muster.message.client import dispatcher_connection as connection_
+from muster.message.client import bodies, dispatcher_connection
 
 if TYPE_CHECKING:
     from muster.message.client import api
@@ -527,14 +526,14 @@ class DispatchedConsumer(Consumer):
             return
         session = self.session
         session.flush_lazy()
-        await session.connection.outbox.wait_idle(connection_.CLOSE_S)
+        await session.connection.outbox.wait_idle(dispatcher_connection.CLOSE_S)
         await super().close()
         if session.closed or not (session.holds_received and session.held_by(self)):
             await self.detach()
             return
         session.closing.append(self)
         with contextlib.suppress(errors.Unavailable):
-            await self._stop(connection_.CLOSE_S)
+            await self._stop(dispatcher_connection.CLOSE_S)
 
     async def detach(self) -> None:
         self._loading.clear()

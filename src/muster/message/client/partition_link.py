@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from muster.bus import api
-from muster.bus.rpc import client as rpc_client
-from muster.bus.rpc import error_replies, requests
+from muster.bus.rpc import client, error_replies, requests
 from muster.core import errors
 from muster.core.telemetry import log
 from muster.message import errors as message_errors
@@ -239,7 +238,7 @@ class PartitionLink:
             async with until:
                 if not isinstance(request, _ONCE):
                     self._pending[until] = self._epoch
-                response = await rpc_client.exchange_once(
+                response = await client.exchange_once(
                     self.bus,
                     subject,
                     protocol.encode(request),

@@ -17,7 +17,7 @@ from muster.core import errors
 from muster.message import destinations, messages, protocol
 
 if TYPE_CHECKING:
-    from muster.message.client import dispatcher_connection as connection_
+    from muster.message.client import dispatcher_connection
 
 RETAINED_MAX: Final = 1000  # delayed messages of a connection
 RETAINED_BYTES_MAX: Final = 1 << 20  # bytes of these
@@ -34,7 +34,7 @@ def may_retain(send: protocol.SendMessage) -> bool:
 
 
 class TopicPublisher:
-    def __init__(self, connection: connection_.DispatcherConnection) -> None:
+    def __init__(self, connection: dispatcher_connection.DispatcherConnection) -> None:
         self._connection = connection
         self._retained: Delayed = {}
         self._retained_bytes = 0

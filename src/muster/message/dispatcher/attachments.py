@@ -9,8 +9,7 @@ from typing import Final
 from muster.core import errors, quotas, topics
 from muster.message import destinations, partitions, protocol, selectors, settings
 from muster.message import errors as message_errors
-from muster.message.dispatcher import backlog, clients, delivery, rights, topic_capture
-from muster.message.dispatcher import lifetime as lifetime_
+from muster.message.dispatcher import backlog, clients, delivery, lifetime, rights, topic_capture
 from muster.message.dispatcher.index import lines
 from muster.message.dispatcher.log import journal, ledger, message_log
 
@@ -45,14 +44,14 @@ class Attachments:
         self._delivery = delivery_queue
         self._capture = capture
         self._uses: dict[str, _Usage] = {}  # by backlog, or by shared subscription that is not durable
-        self._ending: dict[str, list[lifetime_.ReplyCallback]] = {}  # subscriptions that are being ended
+        self._ending: dict[str, list[lifetime.ReplyCallback]] = {}  # subscriptions that are being ended
         self._starting: dict[lines.ConsumerKey, lines.BacklogConsumer] = {}  # that is being stored
 
     def attach(
         self,
         connection: clients.ClientConnection,
         request: protocol.AttachConsumer,
-        reply: lifetime_.ReplyCallback,
+        reply: lifetime.ReplyCallback,
     ) -> None:
         if request.selector:
             _check_selector(request.selector)
@@ -164,7 +163,7 @@ class Attachments:
         subscription: ledger.DurableSubscription,
         use: _Usage,
         consumer: lines.BacklogConsumer,
-        reply: lifetime_.ReplyCallback,
+        reply: lifetime.ReplyCallback,
         *,
         first: bool,
     ) -> None:
@@ -231,7 +230,7 @@ class Attachments:
         connection: clients.ClientConnection,
         source: backlog.Backlog,
         consumer: lines.BacklogConsumer,
-        reply: lifetime_.ReplyCallback,
+        reply: lifetime.ReplyCallback,
     ) -> None:
         number = consumer.key[1]
 
@@ -305,7 +304,7 @@ class Attachments:
         self,
         connection: clients.ClientConnection,
         request: protocol.EndSubscription,
-        reply: lifetime_.ReplyCallback,
+        reply: lifetime.ReplyCallback,
     ) -> None:
         identity, client_id = request.owner or (connection.identity, connection.client_id)
         if identity != connection.identity:
@@ -349,7 +348,7 @@ class Attachments:
             raise errors.Forbidden(f"the durable subscription {name!r} belongs to another identity")
 
     def delete_temporary(
-        self, sender: str, request: protocol.DeleteTemporary, reply: lifetime_.ReplyCallback
+        self, sender: str, request: protocol.DeleteTemporary, reply: lifetime.ReplyCallback
     ) -> None:
         """Delete a temporary destination on request of its owner."""
         destination = destinations.Destination.parse(request.destination)

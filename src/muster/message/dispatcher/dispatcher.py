@@ -27,11 +27,11 @@ from muster.message.dispatcher import (
     attachments,
     clients,
     delivery,
+    lifetime,
     rights,
     topic_capture,
     works,
 )
-from muster.message.dispatcher import lifetime as lifetime_
 from muster.message.dispatcher.admin import admin_requests, queue_admin, scheduled
 from muster.message.dispatcher.log import checkpoints, compaction, message_log
 from muster.message.dispatcher.peers import peer_requests
@@ -40,7 +40,7 @@ from muster.supervision import tasks
 events = log.EventLog("message")
 
 #: Called with a registered connection or the name of an identity, the request, and where the reply goes.
-Handler = Callable[[Any, Any, lifetime_.ReplyCallback], None]
+Handler = Callable[[Any, Any, lifetime.ReplyCallback], None]
 
 RECORDS_BYTES: Final = 64 << 20  # bytes between checkpoints, a limit on what a successor has to read
 NOTIFY: Final = ("notify",)
@@ -77,7 +77,7 @@ class Dispatcher:
         self._ledger = self._log.ledger
         self._rights = rights.MessageRights(may, message_settings)
         self._clients = clients.ClientTable(self._ledger.depths, message_settings.queues_per_identity)
-        self._lifetime = lifetime_.DispatcherLifetime()
+        self._lifetime = lifetime.DispatcherLifetime()
         self._delivery = delivery.DeliveryQueue(
             bus, self._log, self._lifetime, self._clients, message_settings
         )
@@ -303,7 +303,7 @@ class Dispatcher:
             self._delivery.send_reply(subject, protocol.failed(error))
 
     def _handle(
-        self, sender: str, request: protocol.DispatcherRequest, reply: lifetime_.ReplyCallback
+        self, sender: str, request: protocol.DispatcherRequest, reply: lifetime.ReplyCallback
     ) -> None:
         kind = type(request)
         if (of_connection := self._of_connections.get(kind)) is not None:
@@ -353,7 +353,7 @@ class Dispatcher:
         }
 
     def _ping(
-        self, connection: clients.ClientConnection, request: protocol.Ping, reply: lifetime_.ReplyCallback
+        self, connection: clients.ClientConnection, request: protocol.Ping, reply: lifetime.ReplyCallback
     ) -> None:
         keys = {connection.consumers.get(number, "") for number in request.consumers}
 
@@ -505,7 +505,7 @@ class Dispatcher:
 def _done_by(act: Callable[[Any, Any], None]) -> Handler:
     """A handler that replies when ``act`` has returned."""
 
-    def handle(sender: Any, request: Any, reply: lifetime_.ReplyCallback) -> None:
+    def handle(sender: Any, request: Any, reply: lifetime.ReplyCallback) -> None:
         act(sender, request)
         reply(protocol.DispatcherReply())
 

@@ -10,7 +10,7 @@ import msgspec
 
 from muster.core import clock, errors
 from muster.core.reports import columns
-from muster.manage import operations as manage_operations
+from muster.manage import operations
 from muster.web.auth import sessions
 from muster.web.data import alert_spans, charts, dispatcher_calls, latest_reports
 from muster.web.data.charts import Row
@@ -181,7 +181,7 @@ class ChartQueries:
 
     async def _resource(self, name: str, metric: str, from_s: float, to_s: float, step_s: float) -> list[Row]:
         """What the sensor of its machine measures of the service with its name."""
-        details: Any = await self._source.read(manage_operations.DESCRIBE, name=name)
+        details: Any = await self._source.read(operations.DESCRIBE, name=name)
         machine = await self.machine_of(details.agent)
         return await self._service(f"{machine}/{name}", metric)
 

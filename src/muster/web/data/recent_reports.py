@@ -15,13 +15,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from muster.core.reports import columns as reports_columns
+from muster.core.reports import columns
 from muster.web.data.charts import Row
 
 BYTES_MAX = 64 << 20
 MERGED = 256  # batches that become one: a small batch costs more than its rows
 SERVICES_BYTES_MAX = 16 << 20  # of a batch: services of larger ones are not kept
-KEPT = ("machine", "group", "zone", "reported_at", *reports_columns.STANDARD_METRICS, reports_columns.EXTRA)
+KEPT = ("machine", "group", "zone", "reported_at", *columns.STANDARD_METRICS, columns.EXTRA)
 
 Floats = npt.NDArray[np.float64]
 

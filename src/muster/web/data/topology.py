@@ -8,7 +8,7 @@ import msgspec
 
 from muster.bus.brokers import control
 from muster.inform import protocol as inform_protocol
-from muster.manage import rows as manage_rows
+from muster.manage import rows
 from muster.monitor import protocol as monitor_protocol
 
 BUS = "bus"
@@ -46,7 +46,7 @@ def topology(
     brokers: Sequence[control.BrokerRow] = (),
     links: Sequence[control.LinkRow] = (),
     producers: Sequence[monitor_protocol.ReportProducer] = (),
-    managers: Sequence[manage_rows.ManagerRow] = (),
+    managers: Sequence[rows.ManagerRow] = (),
     nodes: Sequence[inform_protocol.NodeInfo] = (),
     machines: int = 0,
     pipeline: str = "",

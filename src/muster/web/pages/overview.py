@@ -7,7 +7,7 @@ from typing import Any
 
 from muster.core import errors, messages
 from muster.core.reports import columns
-from muster.manage import operations as manage_operations
+from muster.manage import operations
 from muster.web.components import charts, page, plots, templates, widgets
 from muster.web.components.html import Markup, join, tag
 from muster.web.data import rows
@@ -45,7 +45,7 @@ def overview(request: page.PageRequest) -> page.DashboardPage:
         )
 
     async def resources() -> Markup:
-        summary = await source.read(manage_operations.SUMMARY)
+        summary = await source.read(operations.SUMMARY)
         if not summary.resources:
             return widgets.empty(
                 "There are no resources yet.",
@@ -117,7 +117,7 @@ def alert_figures(alerts: Sequence[messages.Alert], *, judged: bool) -> tuple[in
 
 async def _resources(source: Any) -> widgets.Tile:
     try:
-        summary = await source.read(manage_operations.SUMMARY)
+        summary = await source.read(operations.SUMMARY)
     except errors.MusterError:
         return widgets.Tile("Resources", "–", "no reply from the registry", "", "/resources")
     states = summary.states

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from muster.notify import models as models_
-from muster.notify import operations, protocol
-from muster.notify import rows as notify_rows
+from muster.notify import operations, protocol, rows
 from muster.predicates import types
 from muster.predicates.analysis import explanation
 from muster.web.components import page, records, templates, widgets
@@ -34,9 +33,7 @@ def playground(request: page.PageRequest) -> page.DashboardPage:
         return page.link_to(request.path, **{**request.query, "receiver": name})
 
     async def matches(template: str) -> Markup:
-        result: notify_rows.ReceiverMatches = await source.who(
-            address, event=event(), sender=sender, limit=SHOWN
-        )
+        result: rows.ReceiverMatches = await source.who(address, event=event(), sender=sender, limit=SHOWN)
         return templates.render(template, result=result, kind=kind, explained=explained_link)
 
     async def reached() -> Markup:

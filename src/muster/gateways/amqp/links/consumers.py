@@ -26,7 +26,7 @@ from muster.message.client import bodies, dispatcher_connection
 from muster.message.dispatcher.log import ledger
 
 if TYPE_CHECKING:
-    from muster.gateways.amqp import connection as amqp_connection
+    from muster.gateways.amqp import connection
 
 
 _DEAD_LETTERS: Final = ledger.queue_key(destinations.DEAD_LETTERS)
@@ -57,7 +57,7 @@ class OutgoingLink:
     """A link without a message source, and the base of the others."""
 
     def __init__(
-        self, owner: amqp_connection.AmqpConnection, amqp_engine: engine.AmqpEngine, wrapper: Any
+        self, owner: connection.AmqpConnection, amqp_engine: engine.AmqpEngine, wrapper: Any
     ) -> None:
         self.connection = owner
         self.engine = amqp_engine
@@ -163,7 +163,7 @@ class DispatcherLink(OutgoingLink):
 
     def __init__(
         self,
-        owner: amqp_connection.AmqpConnection,
+        owner: connection.AmqpConnection,
         amqp_engine: engine.AmqpEngine,
         wrapper: Any,
         attach: protocol.AttachConsumer,
@@ -322,7 +322,7 @@ class BrowserLink(OutgoingLink):
 
     def __init__(
         self,
-        owner: amqp_connection.AmqpConnection,
+        owner: connection.AmqpConnection,
         amqp_engine: engine.AmqpEngine,
         wrapper: Any,
         queue: str,
@@ -375,7 +375,7 @@ class UnsubscribeLink(OutgoingLink):
 
     def __init__(
         self,
-        owner: amqp_connection.AmqpConnection,
+        owner: connection.AmqpConnection,
         amqp_engine: engine.AmqpEngine,
         wrapper: Any,
         name: str,
@@ -397,7 +397,7 @@ class TemporaryQueueLink(OutgoingLink):
 
     def __init__(
         self,
-        owner: amqp_connection.AmqpConnection,
+        owner: connection.AmqpConnection,
         amqp_engine: engine.AmqpEngine,
         wrapper: Any,
         destination: destinations.Destination,

@@ -18,7 +18,7 @@ from muster.message.amqp_format import amqp_types, fast_path, message_codec
 from muster.message.client import flow_control, topic_listeners
 
 if TYPE_CHECKING:
-    from muster.gateways.amqp import connection as amqp_connection
+    from muster.gateways.amqp import connection
 
 
 class EncodedTopicMessage(topic_listeners.TopicMessage):
@@ -89,7 +89,7 @@ class TopicLink(consumers.OutgoingLink):
 
     def __init__(
         self,
-        owner: amqp_connection.AmqpConnection,
+        owner: connection.AmqpConnection,
         amqp_engine: engine.AmqpEngine,
         wrapper: Any,
         destination: destinations.Destination,

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from muster.gateways.amqp import memory_budget as budget_
+from muster.gateways.amqp import memory_budget
 from muster.gateways.amqp.protocol import frames
 
 # Larger than the credit of many producers: Qpid JMS stops sending in the middle of its credit when the window
@@ -57,7 +57,7 @@ class AmqpSession:
         "wrapper",
     )
 
-    def __init__(self, incoming: int, window: int, budget: budget_.ConnectionBudget) -> None:
+    def __init__(self, incoming: int, window: int, budget: memory_budget.ConnectionBudget) -> None:
         self.budget = budget
         self.channel: int | None = None  # of this side, while it is open
         self.wrapper: Any = None

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import proton
 
-from muster.gateways.amqp import memory_budget as budget_
+from muster.gateways.amqp import memory_budget
 from muster.gateways.amqp.protocol import attach_rules, endpoints, frames, output
 from muster.gateways.amqp.protocol import proton as protocol_proton
 from muster.message.amqp_format import amqp_types
@@ -42,7 +42,7 @@ class AmqpEngine(output.EngineOutput):
         idle_s: float,
         on_outcome: Callable[[endpoints.Token, int, bytes | None], None],
         on_event: Callable[[Any], None],
-        budget: budget_.ConnectionBudget | None = None,
+        budget: memory_budget.ConnectionBudget | None = None,
         on_unsettled_outcome: Callable[[Callable[[], None]], None] = lambda confirm: confirm(),
         on_stolen: Callable[[endpoints.AmqpLink], None] = endpoints.ignore,
     ) -> None:

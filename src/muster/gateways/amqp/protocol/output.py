@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from muster.gateways.amqp import memory_budget as budget_
+from muster.gateways.amqp import memory_budget
 from muster.gateways.amqp.protocol import endpoints, frames
 
 OUT_BYTES_MAX: Final = 1 << 20  # output for a socket at one time before links stop
@@ -16,8 +16,8 @@ _FIRST_FRAME_BYTES_MAX: Final = 512  # until the peer has stated its maximum fra
 class EngineOutput:
     """The part of an engine that sends messages and their outcomes."""
 
-    def __init__(self, budget: budget_.ConnectionBudget | None) -> None:
-        self.budget = budget or budget_.ConnectionBudget(budget_.CONNECTION)
+    def __init__(self, budget: memory_budget.ConnectionBudget | None) -> None:
+        self.budget = budget or memory_budget.ConnectionBudget(memory_budget.CONNECTION)
         self.budget.on_room = self.resume_links
         self._sessions: dict[int, endpoints.AmqpSession] = {}  # by the peer's channel
         self._payload_max = _FIRST_FRAME_BYTES_MAX - frames.TRANSFER_BYTES

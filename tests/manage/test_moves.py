@@ -337,6 +337,25 @@ def test_an_agent_without_deadlines_loses_nothing():
     play(scenario)
 
 
+def test_an_agent_whose_watchdog_cannot_be_kept_loses_nothing(monkeypatch):
+    """Nothing would kill what it runs, if it were frozen."""
+
+    async def scenario(world: MovingWorld) -> None:
+        await world.run("web")
+        host = world.hosts["a"]
+
+        def refuse(renewed_at: float, first_s: float) -> None:
+            raise OSError("no space left on device")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(host.deadlines._guard, "keep", refuse)
+            await until(lambda: not world.state.resources["web"].stop_after_s)
+        await until(lambda: world.state.resources["web"].stop_after_s == 20.0, within_s=60)
+        assert host.hosted["web"].record.stop_after_s == 20.0
+
+    play(scenario)
+
+
 def test_values_of_its_machine_are_replaced_anew():
     async def scenario(world: MovingWorld) -> None:
         await world.run("web", where="zone = 'zone-a'")

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from muster.manage.adapters import shim
 from muster.manage.agent import deadlines, watchdog
 from muster.supervision import os_process
 from muster.testing.eventually import eventually, throughout
@@ -63,6 +64,28 @@ async def test_what_has_not_been_renewed_is_killed_and_nothing_else(guard, tmp_p
         await asyncio.to_thread(guard.keep, now - 5.0, 5.0)
         await eventually(lambda: moving.poll() == -signal.SIGKILL)
         assert (later.poll(), bound.poll()) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "command", [["env", "-i", "sleep", "600"], ["sh", "-c", "setsid env -i sleep 600; true"]]
+)
+async def test_what_clears_its_environment_is_killed_too(guard, tmp_path, command):
+    token = f"cleared-{os.getpid()}"
+    record = {"name": "moves", "stop_after_s": 5.0, "mark": token}
+    (tmp_path / "moves.json").write_text(json.dumps(record))
+    leader = shim.spawn(
+        command, os.environ, token=token, options=shim.RunOptions(), output=2, record=tmp_path / "exit"
+    )
+
+    def without_mark() -> set[int]:
+        return watchdog._processes_of({watchdog.MARK + token.encode()}, set()) - set(
+            os_process.members(token)
+        )
+
+    cleared = await eventually(without_mark)
+    await asyncio.to_thread(guard.keep, watchdog.elapsed_s() - 5.0, 5.0)
+    await asyncio.to_thread(os.waitpid, leader, 0)
+    await eventually(lambda: not any(map(os_process.start_time, cleared)))
 
 
 def test_a_look_follows_each_deadline_at_once():

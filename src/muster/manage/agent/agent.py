@@ -134,7 +134,7 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
                 self._publish_change(resource)  # it may have ended while no agent ran
         self._tasks.loop("announcement", self._announce_forever)
         self._tasks.loop("heartbeat", self._heartbeat_forever)
-        if self.deadlines.is_enforced:
+        if self.deadlines.has_watchdog:
             self._tasks.loop("renewal", self._renew_forever)
             self._tasks.loop("stop deadlines", self._stop_overdue_forever)
         self._tasks.loop("repetition", self._repeat_forever)
@@ -240,10 +240,13 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
             self._announce_now.set()
 
     async def _renewed(self, sent_at: float) -> None:
+        was_enforced = self.deadlines.is_enforced
         try:
             await self.deadlines.renewed(sent_at)
         except OSError as error:
             events.error("deadlines-not-stored", error=error)
+        if was_enforced != self.deadlines.is_enforced:  # nothing may move while nothing would stop it
+            self._announce_now.set()
 
     async def _adopt_stop_times(self, times: Mapping[str, float], names: Collection[str]) -> None:
         """Enforce what the registry says of these resources, and report it."""
@@ -263,7 +266,7 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
             self._announce_now.set()
 
     async def _require_may_run(self, hosted: resource_host.HostedResource, stop_after_s: float) -> bool:
-        if not self.deadlines.is_enforced:
+        if not self.deadlines.has_watchdog:
             return False
         if not self.deadlines.may_run(stop_after_s):
             with contextlib.suppress(errors.MusterError):

@@ -116,12 +116,17 @@ class StopDeadlines:
         self._elapsed_s = elapsed_s
         self._renewed_at = -math.inf
         self._kept: tuple[float, float] | None = None
+        self._has_failed = False
         self._keeping = asyncio.Lock()
+
+    @property
+    def has_watchdog(self) -> bool:
+        return self._guard is not None
 
     @property
     def is_enforced(self) -> bool:
         """Whether something stops the resources even if this process cannot."""
-        return self._guard is not None
+        return self._guard is not None and not self._has_failed
 
     async def load(self) -> None:
         if self._guard is not None and (at := await asyncio.to_thread(self._guard.renewed_at)) is not None:
@@ -152,6 +157,11 @@ class StopDeadlines:
             terms = (at, min(self._times().values(), default=0.0))
             if self._guard is not None and terms != self._kept and math.isfinite(at):
                 if terms[1] or self._kept:
-                    await asyncio.to_thread(self._guard.keep, *terms)
+                    try:
+                        await asyncio.to_thread(self._guard.keep, *terms)
+                    except OSError:
+                        self._has_failed = True
+                        raise
+                self._has_failed = False
                 self._kept = terms if terms[1] else None
             self._renewed_at = at

@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterable
 
 TICK_S, WAIT_S_MIN = 0.5, 0.02
+ROUNDS_MAX = 10
 KILL_SHARE = 0.9  # of the time without contact, after which the resource is started elsewhere
 FILE, LOCK = ".deadlines", ".watchdog"  # in the agent's folder
 MARK = b"MUSTER_RUN="
@@ -60,14 +61,44 @@ def marked_times(folder: pathlib.Path) -> dict[bytes, float]:
 
 
 def kill(marks: set[bytes]) -> int:
-    """Kill all processes with one of the marks. Returns their number."""
-    count = 0
+    """Kill all processes of the runs with these marks. Returns their number."""
+    killed: set[int] = set()
+    sessions: set[int] = set()
+    for _ in range(ROUNDS_MAX):  # what they start meanwhile is killed too
+        if not (found := _processes_of(marks, sessions) - killed):
+            break
+        for pid in found:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        killed |= found
+    return len(killed)
+
+
+def _processes_of(marks: set[bytes], sessions: set[int]) -> set[int]:
+    """Processes with one of the marks; and those without any (`env -i` and `sudo` clear the environment, some
+    servers overwrite it) that belong to their sessions, or were started by them. Adds to ``sessions``."""
+    found: set[int] = set()
+    others: dict[int, tuple[int, int]] = {}  # by process without a mark: its parent and its session
     for folder in pathlib.Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if not marks.isdisjoint((folder / "environ").read_bytes().split(b"\0")):
-                os.kill(int(folder.name), signal.SIGKILL)
-                count += 1
-    return count
+        with contextlib.suppress(OSError, ValueError):
+            pid = int(folder.name)
+            state, parent, _, session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+            entries: list[bytes] = []
+            with contextlib.suppress(PermissionError):  # of another user, or protected
+                entries = (folder / "environ").read_bytes().split(b"\0")
+            if state in "ZX":
+                continue
+            if not marks.isdisjoint(entries):
+                found.add(pid)
+                if session == folder.name:
+                    sessions.add(pid)
+            elif not any(entry.startswith(MARK) for entry in entries):
+                others[pid] = int(parent), int(session)
+    before = -1
+    while len(found) != before:
+        before = len(found)
+        found |= {pid for pid, (parent, session) in others.items() if parent in found or session in sessions}
+    return found
 
 
 def watch(folder: pathlib.Path) -> None:

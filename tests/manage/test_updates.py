@@ -426,6 +426,43 @@ def test_a_later_apply_replaces_an_update(run):
     run(scenario)
 
 
+def test_an_undo_after_a_revert_returns_to_what_was_before_the_last_release_that_worked(run):
+    async def scenario(world: RegistryWorld) -> None:
+        await world.client.apply(manifest(*NAMES), wait_s=60)
+        await world.client.apply(manifest(*NAMES, healthy=True), wait_s=120)
+        with pytest.raises(errors.Refused, match=r"reverts it"):
+            await world.client.apply(manifest(*NAMES, healthy=False), wait_s=300)
+        (*_, failed, revert) = await world.client.rollouts()
+        assert failed.wave == 1, "the wave that failed is shown"
+        await world.client.wait_rollout(revert.id, timeout_s=120)
+        undone = await world.client.undo("web")
+        assert (await world.client.wait_rollout(undone.id, timeout_s=120)).state == "done"
+        assert [world.registry.state.resources[name].spec.config for name in NAMES] == [{}] * 4
+
+    run(scenario)
+
+
+def test_a_release_that_fails_returns_to_the_last_one_that_worked(run):
+    """Not to the broken one that it replaces, whether that is still under way or being reverted."""
+
+    async def scenario(world: RegistryWorld) -> None:
+        policy = {**UPDATE, "canary": 3}
+        await world.client.apply(manifest(*NAMES, update=policy), wait_s=60)
+        for waits in (False, True):
+            first = await world.client.apply(manifest(*NAMES, update=policy, healthy=False))
+            if waits:
+                row = await world.client.wait_rollout(first.rollout, timeout_s=200)
+                assert row.reverted_by
+            with pytest.raises(errors.Refused, match=r"reverts it"):
+                await world.client.apply(manifest(*NAMES, update=policy, healthy=False, ends=1), wait_s=300)
+            (*_, revert) = await world.client.rollouts()
+            assert (await world.client.wait_rollout(revert.id, timeout_s=300)).state == "done"
+            await world.client.wait_settled(*NAMES, timeout_s=60)
+            assert [world.registry.state.resources[name].spec.config for name in NAMES] == [{}] * 4
+
+    run(scenario)
+
+
 def test_a_change_by_hand_during_an_update_is_kept(run):
     async def scenario(world: RegistryWorld) -> None:
         await world.client.apply(manifest(*NAMES), wait_s=60)

@@ -75,7 +75,8 @@ async def _noted(invocation: command.Invocation, work: Awaitable[T]) -> T:
         return await work
     except Exception as error:
         for note in getattr(error, "__notes__", ()):
-            invocation.printer.note(note)
+            if not note.startswith("hint: "):  # which follows the error
+                invocation.printer.note(note)
         raise
 
 

@@ -26,16 +26,17 @@ SHELL = "/bin/sh"
 SETPRIV = "setpriv"
 _RECORD_FD = 3
 
-# Children of the shell get the default for a trapped signal; an ignored one would stay ignored.
+# Children of the shell get the default for a trapped signal; an ignored one would stay ignored. The inner
+# shell redirects its errors itself: with a redirection here, this one would write "Terminated" into the log.
 _SHIM = f"""
 trap : HUP INT QUIT ABRT USR1 USR2 PIPE ALRM TERM XCPU
 exec 2>/dev/null
-{SHELL} -c "$0" "$@" 2>&1
+{SHELL} -c "$0" "$@"
 code=$?
 echo "$code" >&{_RECORD_FD}
 exit "$code"
 """
-_BEGIN = f'echo "$$" >&{_RECORD_FD}; exec {_RECORD_FD}>&-; '
+_BEGIN = f'exec 2>&1; echo "$$" >&{_RECORD_FD}; exec {_RECORD_FD}>&-; '
 _NAME = "muster"  # in messages of the inner shell
 
 

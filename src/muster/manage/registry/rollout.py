@@ -51,7 +51,8 @@ NOT_REACHED = ("unavailable", "timed-out", "not-connected", protocol.NOT_MANAGED
 
 
 class RolloutStep(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """``before`` and ``after``: of an update, the specifications; None: it does not exist."""
+    """``before`` and ``after``: of an update, the specifications; None: it does not exist. ``proven``: what
+    it returns to, if ``before`` is of an update that had not ended and so may not work."""
 
     state: str = PENDING
     reason: str = ""
@@ -59,6 +60,7 @@ class RolloutStep(msgspec.Struct, kw_only=True, omit_defaults=True):
     wave: int = 0
     before: protocol.ResourceSpec | None = None
     after: protocol.ResourceSpec | None = None
+    proven: protocol.ResourceSpec | None = None
 
     @property
     def spec(self) -> protocol.ResourceSpec | None:
@@ -121,7 +123,7 @@ class Rollout(msgspec.Struct, kw_only=True, omit_defaults=True, dict=True):
     reverts: str = ""
     reverted_by: str = ""
     is_reverting: bool = False  # while it is stopping
-    wave: int = 0
+    wave: int = 0  # that began last
     waves: int = 0
     size: int = 0  # of the stored steps, in bytes
 
@@ -174,9 +176,7 @@ class Rollout(msgspec.Struct, kw_only=True, omit_defaults=True, dict=True):
         """The rollout without its steps, which are counted."""
         counts = {state: len(names) for state, names in sorted(self._by_state.items()) if names}
         unreachable = heapq.nsmallest(NAMED_MAX, self._by_state.get(UNREACHABLE, ()))
-        begun = [self.steps[name].wave for name in self._by_state.get(RUNNING, ())]
-        wave = max(begun, default=self.waves if not self.number(PENDING) else self.wave)
-        return msgspec.structs.replace(self, counts=counts, unreachable=unreachable, steps={}, wave=wave)
+        return msgspec.structs.replace(self, counts=counts, unreachable=unreachable, steps={})
 
     def batch_size(self) -> int:
         text = self.plan.batch.strip()
@@ -204,11 +204,21 @@ class Rollout(msgspec.Struct, kw_only=True, omit_defaults=True, dict=True):
         added to a group. A new group is kept, because there is nothing to return to."""
         known = {step.before.group for step in self.steps.values() if step.before is not None}
         return {
-            name: RolloutStep(before=step.after, after=step.before)
+            name: RolloutStep(before=step.after, after=step.proven or step.before)
             for name, step in self.steps.items()
             if step.state not in (PENDING, SKIPPED)
             and (step.before is not None or (step.after is not None and step.after.group in known))
         }
+
+    def proven(self, name: str) -> protocol.ResourceSpec | None:
+        """What a later update returns this resource to, if what it is now was not proven to work."""
+        step = self.steps[name]
+        if self.reverts:
+            return step.after if step.state in (PENDING, RUNNING, FAILED) else None
+        doubtful = (
+            (RUNNING, FAILED, DONE) if self.state == STOPPING and self.is_reverting else (RUNNING, FAILED)
+        )
+        return step.proven or step.before if step.state in doubtful else None
 
     def summary(self) -> rows.RolloutRow:
         """The summary of a header."""
@@ -260,6 +270,7 @@ class RolloutEngine:
         for name in begun:
             self._move(name, RUNNING)
             self._began_at[name] = self._progress_at = now
+            self.rollout.wave = self.rollout.steps[name].wave
         if not self.rollout.is_update:
             self.operating.update(begun)
         return begun

@@ -130,6 +130,12 @@ class RolloutExecutor:
         """An update whose first steps have begun, their changes, and its records: to be committed together,
         and then to be started. Other updates of these resources are superseded."""
         set_waves(state, steps)
+        active = [update for update in self.active_updates() if update.id != reverts]
+        for update in active:
+            for name in update.steps.keys() & steps.keys():
+                proven, before = update.proven(name), steps[name].before
+                if proven is not None and before is not None:
+                    steps[name].proven = manifest.placed(proven, before.agent, state.zone_of(before.agent))
         begun = rollout.Rollout(
             id=id or rollout.rollout_id(registry_log.executing.get()),
             by=by,
@@ -149,9 +155,7 @@ class RolloutExecutor:
         written[0] = next(_records(begun.header(), {}))
         engine.changed.clear()
         superseded = [
-            header
-            for header in (self._superseded(other, begun) for other in self.active_updates())
-            if header is not None
+            header for header in (self._superseded(other, begun) for other in active) if header is not None
         ]
         written += [record for header in superseded for record in _records(header, {})]
         return engine, changes, [*self._expired(), *written]
@@ -159,7 +163,7 @@ class RolloutExecutor:
     @staticmethod
     def _superseded(other: rollout.Rollout, by: rollout.Rollout) -> rollout.Rollout | None:
         left = {*other.named(rollout.PENDING), *other.named(rollout.RUNNING), *other.named(rollout.FAILED)}
-        if other.id == by.reverts or not left & by.steps.keys():
+        if not left & by.steps.keys():
             return None
         reason = f"rollout {by.id} replaces it"
         return msgspec.structs.replace(other.header(), state=rollout.SUPERSEDED, reason=reason)
@@ -184,13 +188,17 @@ class RolloutExecutor:
     def undo_steps(
         self, state: assignments.AssignmentProcessor, group: str, to: int | None
     ) -> dict[str, rollout.RolloutStep]:
-        """The steps that return a group to what it was after a revision; without one, before its last."""
+        """The steps that return a group to what it was after a revision; without one, before its last one
+        that was not reverted."""
         headers = sorted(self._updates_of(group), key=lambda header: -header.revision)
         if not headers:
             raise errors.NotFound(f"no revision of the group {group!r}", hint="updates of it are revisions")
         kept = [header.revision for header in reversed(headers)]
         if to is None:
-            to = kept[-1] - 1
+            in_force = [each.revision for each in headers if not each.reverts and not each.reverted_by]
+            if not in_force:
+                raise errors.NotFound(f"all revisions of the group {group!r} were reverted")
+            to = in_force[0] - 1
         elif to not in kept:
             raise errors.NotFound(
                 f"the group {group!r} has no revision {to}", hint=f"it has {', '.join(map(str, kept))}"
@@ -532,6 +540,7 @@ def _follow(step: rollout.RolloutStep, agent: str, zone: str) -> None:
     """Its resource was moved meanwhile."""
     step.before = step.before and manifest.placed(step.before, agent, zone)
     step.after = step.after and manifest.placed(step.after, agent, zone)
+    step.proven = step.proven and manifest.placed(step.proven, agent, zone)
 
 
 def _is_of(step: rollout.RolloutStep, spec: protocol.ResourceSpec, zone: str) -> bool:

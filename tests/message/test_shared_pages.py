@@ -191,7 +191,7 @@ async def test_delayed_messages_wait_with_others_until_they_are_due(
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         second, running = await test_races.act(net, "second", 2)
-        assert await test_races.received(reader, 15) == ["25"]
+        assert await test_races.received(reader, 12) == ["25"]
         assert await test_races.received(reader, 15) == ["40"]
         await checkpoints.write(second._log)
         assert not await stored(net, delayed)

@@ -238,6 +238,7 @@ class Dispatcher:
 
     async def _checkpoint_if_due(self) -> None:
         here = self._log
+        await compaction.delete_foreign(here)
         here.used_bytes = (await here.stream.state()).bytes
         if self._is_crowded():
             self._crowded.set()

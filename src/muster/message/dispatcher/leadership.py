@@ -113,12 +113,15 @@ class DispatcherLeadership:
         stream = await self._bus.stream(self._stream_settings(partitions.HOME, self._settings.partitions))
         subject = partitions.LogSubjects().layout
         while True:
-            if (layout := await stream.last_for(subject)) is not None:
-                ((_, _, held),) = pages.read(layout)
-                return int(held.data)
+            last = 0
+            async for message in stream.read((await stream.state()).first_sequence, subject=subject):
+                last = message.sequence
+                if pages.is_page(message.data):
+                    ((_, _, held),) = pages.read(message)
+                    return int(held.data)
             page = pages.MessagePage(held=[pages.PagedMessage("{}", f"{self._settings.partitions}".encode())])
             try:
-                await stream.publish(subject, pages.encode(page), expected_last_subject_sequence=0)
+                await stream.publish(subject, pages.encode(page), expected_last_subject_sequence=last)
             except errors.Conflict:  # another process was faster
                 continue
 

@@ -31,13 +31,12 @@ async def recover(log: message_log.MessageLog) -> None:
         head = (await log.stream.state()).last_sequence
     log.journal.head = head
     index = log.shared_pages
-    last = await log.stream.last_for(log.subjects.checkpoint)
+    chunks: list[ledger.LogCheckpoint] = []
+    async for page in log.reader.read_pages(1, log.subjects.checkpoint):
+        chunks += _chunks(page)
     start = 1
-    if last is not None:
-        count = _chunks(last)[0].chunks
-        chunks: list[ledger.LogCheckpoint] = []
-        async for page in log.reader.read_pages(last.sequence - count + 1, log.subjects.checkpoint):
-            chunks += _chunks(page)
+    if chunks:
+        chunks = chunks[-chunks[-1].chunks :]  # of the last checkpoint
         log.ledger.restore(chunks)
         log.checkpoint_head = chunks[0].head
         sorted_to = chunks[0].sorted_to

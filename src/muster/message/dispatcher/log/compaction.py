@@ -18,9 +18,12 @@ from typing import Final
 
 from muster.bus import api
 from muster.core import errors, topics
+from muster.core.telemetry import log as log_
 from muster.message import messages
 from muster.message.dispatcher import backlog
 from muster.message.dispatcher.log import journal, ledger, log_reader, message_log, pages
+
+events = log_.EventLog("message")
 
 SORT_BYTES: Final = 2 << 20  # sorted at one time
 SORT_STEP: Final = 1000  # messages examined at one time
@@ -173,6 +176,13 @@ async def _write_pages(log: message_log.MessageLog, runs: list[_Run]) -> list[le
 async def delete(log: message_log.MessageLog, sequence: int) -> None:
     with contextlib.suppress(errors.NotFound):  # it was trimmed meanwhile
         await log.stream.delete(sequence)
+
+
+async def delete_foreign(log: message_log.MessageLog) -> None:
+    if log.foreign:
+        events.warning("not-a-page", partition=log.partition, count=len(log.foreign), first=min(log.foreign))
+    while log.foreign:
+        await delete(log, log.foreign.pop())
 
 
 def _forget_released(

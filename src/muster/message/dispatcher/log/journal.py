@@ -2,8 +2,8 @@
 
 A `JournalItem` is stored atomically; as many as fit share a page, and thereby a sync, whatever their
 destinations. An item that is larger than a page, or has chunks with pages of their own, is an atomic batch.
-Each batch expects the log to end where the last batch ended. If another process has written since, it is the
-new owner, and the batch is rejected. This is the fencing.
+Each batch expects the log to end where the last batch ended. If another process has written a page since, it
+is the new owner, and the batch is rejected. This is the fencing. What is no page is skipped.
 
 After a batch is stored, its record and all its messages are reported in one step (`OnBatch`), before the
 callbacks of its items are called. Nothing else runs in between, so the end of the log is never known before
@@ -82,10 +82,13 @@ class Journal:
         on_batch: OnBatch,
         log_subjects: partitions.LogSubjects | None = None,
         shared: shared_pages.SharedPages | None = None,
+        foreign: set[int] | None = None,
     ) -> None:
+        """``foreign``: the sequences of messages that are no pages."""
         self._stream = stream
         self._subjects = log_subjects or partitions.LogSubjects()
         self._shared = shared or shared_pages.SharedPages(self._subjects.group)
+        self._foreign = set() if foreign is None else foreign
         self._name = secrets.token_hex(6)
         self._on_batch = on_batch
         self.head = head
@@ -155,22 +158,7 @@ class Journal:
                 raise errors.LimitExceeded(
                     f"{len(batch)} pages in one transaction: the maximum is {BATCH}; use several transactions"
                 )
-            if batch:
-                last = await self._stream.publish_batch(
-                    [
-                        api.OutgoingMessage(
-                            subject,
-                            pages.encode(page),
-                            # With ids, a batch can be published again if its acknowledgement is lost.
-                            message_id=f"{self._name}-{self.head}-{place}",
-                            expected_last_sequence=self.head if not place else None,
-                        )
-                        for place, (subject, page) in enumerate(batch)
-                    ],
-                    timeout_s=STORE_S,
-                )
-            else:
-                last = self.head
+            last = await self._publish(batch) if batch else self.head
         except (errors.LimitExceeded, errors.InvalidInput) as error:
             if len(items) > 1:  # one of them is invalid, or some would fit: retry in parts
                 for part in _split_items(items):
@@ -198,6 +186,33 @@ class Journal:
         for item in items:
             item.stored(numbers[at : at + len(item.copies)])
             at += len(item.copies)
+
+    async def _publish(self, batch: list[tuple[str, pages.MessagePage]]) -> int:
+        """The sequence of its last page."""
+        while True:
+            head = self.head
+            try:
+                return await self._stream.publish_batch(
+                    [
+                        api.OutgoingMessage(
+                            subject,
+                            pages.encode(page),
+                            # With ids, a batch can be published again if its acknowledgement is lost.
+                            message_id=f"{self._name}-{head}-{place}",
+                            expected_last_sequence=head if not place else None,
+                        )
+                        for place, (subject, page) in enumerate(batch)
+                    ],
+                    timeout_s=STORE_S,
+                )
+            except errors.Conflict:
+                async for message in self._stream.read(head + 1, gaps=True):
+                    if pages.is_page(message.data):
+                        raise
+                    self.head = message.sequence
+                    self._foreign.add(message.sequence)
+                if self.head == head:
+                    raise
 
 
 def _split_items(items: list[JournalItem]) -> list[list[JournalItem]]:

@@ -30,7 +30,9 @@ _number: Final = operator.itemgetter(0)
 
 
 class LogReader:
-    """``head``: the last sequence of the log that is known."""
+    """``head``: the last sequence of the log that is known. ``foreign``: the sequences of messages that are
+    no pages.
+    """
 
     def __init__(
         self,
@@ -38,18 +40,21 @@ class LogReader:
         subjects: partitions.LogSubjects,
         shared: shared_pages.SharedPages,
         head: Callable[[], int],
+        foreign: set[int],
     ) -> None:
         self._stream = stream
         self._subjects = subjects
         self._shared = shared
         self._head = head
+        self._foreign = foreign
 
     # Pages.
 
     async def page(self, sequence: int) -> api.StoredMessage | None:
         """A page of the log; None if the log does not contain it."""
         try:
-            return await self._stream.get(sequence)
+            message = await self._stream.get(sequence)
+            return message if pages.is_page(message.data) else None
         except errors.NotFound:  # or the broker is a new leader, and does not know it yet
             async for page in self.read_pages(sequence, None, sequence):
                 return page
@@ -69,9 +74,12 @@ class LogReader:
         last = state.last_sequence if last is None else min(last, state.last_sequence)
         while (first := max(first, state.first_sequence)) <= last:
             try:
-                async for page in self._stream.read(first, last, subject=subject, gaps=True):
-                    yield page
-                    first = page.sequence + 1
+                async for message in self._stream.read(first, last, subject=subject, gaps=True):
+                    if pages.is_page(message.data):
+                        yield message
+                    else:
+                        self._foreign.add(message.sequence)
+                    first = message.sequence + 1
                 return
             except errors.NotFound:  # a checkpoint trimmed the log meanwhile
                 state = await self._stream.state()

@@ -38,9 +38,12 @@ class MessageLog:
             lambda key: ledger.settings_of(message_settings, key).retry(message_settings.max_deliveries)
         )
         self.shared_pages = shared_pages.SharedPages(self.subjects.group)
-        self.journal = journal.Journal(stream, 0, self._applied, self.subjects, self.shared_pages)
+        self.foreign: set[int] = set()  # sequences of messages that are no pages, to be deleted
+        self.journal = journal.Journal(
+            stream, 0, self._applied, self.subjects, self.shared_pages, self.foreign
+        )
         self.reader = log_reader.LogReader(
-            stream, self.subjects, self.shared_pages, lambda: self.journal.head
+            stream, self.subjects, self.shared_pages, lambda: self.journal.head, self.foreign
         )
         self.patterns = ledger.TopicPatternIndex()  # of the topics that are stored
         self.records = 0  # records since the last checkpoint

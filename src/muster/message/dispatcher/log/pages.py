@@ -52,6 +52,7 @@ class PageCover(msgspec.Struct, array_like=True):
     parts: list[tuple[str, int]] = []
 
 
+_ARRAYS: Final = frozenset(bytes((0x90 | fields,)) for fields in range(16))  # how a page begins
 encode: Final = msgspec.msgpack.Encoder().encode
 _pages: Final = msgspec.msgpack.Decoder(MessagePage)
 _covers: Final = msgspec.msgpack.Decoder(PageCover)
@@ -68,6 +69,13 @@ def sequence_of(number: int) -> int:
 def end(sequence: int) -> int:
     """The highest number of a message up to this page."""
     return sequence << BITS | ((1 << BITS) - 1)
+
+
+def is_page(data: bytes) -> bool:
+    """Whether this is a page, which may be damaged. Others can put messages into the log, though no
+    permission allows it: the broker sends its replies to the subject that a client names. These are no pages.
+    """
+    return data[:1] in _ARRAYS
 
 
 def read(page: api.StoredMessage) -> Iterator[tuple[int, str, PagedMessage]]:

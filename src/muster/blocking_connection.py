@@ -5,8 +5,8 @@
         print(bus.request("time.now", b"").data)
 
 A small part of `muster.bus.api`: messages, streams and key/value.  Behind it one thread runs an event loop
-with the real connection; any number of threads may call.  Handlers, leases and consumers need a loop of their
-own anyway: use `muster.connect` for those.
+with the real connection; any number of threads may call.  Handlers and leases need a loop of their own
+anyway: use `muster.connect` for those.
 
 Users write `muster.blocking`.  A blocking class is a `BlockingTwin`: `sync`, `sync_iterator` and `sync_twin`
 make its methods from the asynchronous ones, with the same parameters, types and documentation.

@@ -18,7 +18,8 @@ from muster.app import certificates, domain, home, positions
 from muster.app import settings as app_settings
 from muster.app.components import factories, web
 from muster.app.operations import backup, doctor
-from muster.bus import api, consumer_api, leases
+from muster.bus import api, leases
+from muster.bus.client import client
 from muster.core import errors
 from muster.core.settings import loader
 from muster.manage.registry import registry_log
@@ -58,9 +59,10 @@ async def fill(running: domain.Domain) -> None:
         stream = await bus.stream(api.StreamSettings("orders", ("topic.orders.>",), max_bytes=8 << 20))
         await asyncio.gather(*(stream.publish("topic.orders.eu", b"%d" % n * 1000) for n in range(500)))
         await stream.delete(7)
-        consumer = await stream.consumer(consumer_api.ConsumerSettings("billing"))
-        for delivery in await consumer.fetch(3):
-            await delivery.ack(confirmed=True)
+        billing = {"durable_name": "billing", "deliver_policy": "by_start_sequence", "opt_start_seq": 4}
+        question = {"stream_name": "orders", "config": billing | {"ack_policy": "explicit"}}
+        assert isinstance(bus, client.NatsBus)
+        await bus.storage.call("CONSUMER.CREATE.orders.billing", question)
         bucket = await bus.key_value(api.KeyValueSettings("facts", max_bytes=1 << 20))
         for number in range(5):
             await bucket.put("a.b", b"%d" % number)
@@ -90,8 +92,9 @@ async def check(running: domain.Domain) -> None:
         kept = [message async for message in stream.read(1, gaps=True)]
         assert [message.sequence for message in kept] == [n for n in range(1, 501) if n != 7]
         assert kept[-1].data == b"499" * 1000
-        consumer = await stream.consumer(consumer_api.ConsumerSettings("billing"))
-        assert (await consumer.fetch(1))[0].message.sequence == 4
+        assert isinstance(bus, client.NatsBus)
+        report = await bus.storage.call("CONSUMER.INFO.orders.billing")
+        assert report["num_pending"] == 496, "the consumers of a stream are restored with it"
         bucket = await bus.key_value(api.KeyValueSettings("facts"))
         entry = await bucket.get("a.b")
         assert entry is not None

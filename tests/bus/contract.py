@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from muster.bus import api, consumer_api
+from muster.bus import api
 from muster.core import errors
 from muster.testing.eventually import eventually, throughout
 
@@ -469,16 +469,6 @@ class Streams:
         assert sequences == list(range(1, 301))
         assert [int(m.data) for m in await collect(stream.read(1))] == list(range(300))
 
-    async def test_what_is_to_be_stored_soon_has_its_own_fate(self, connect: Connect):
-        stream = await (await connect("one")).stream(settings())
-        first, second = (
-            stream.store_soon(api.OutgoingMessage("log.a", b"x", expected_last_subject_sequence=expected))
-            for expected in (0, 7)
-        )
-        assert await first == 1
-        with pytest.raises(errors.Conflict):
-            await second
-
     async def test_one_bad_publish_of_many_fails_alone(self, connect: Connect):
         bus = await connect("one")
         stream = await bus.stream(settings())
@@ -522,25 +512,6 @@ class Streams:
             await stream.publish("log.a", b"", expected_last_sequence=0)
         assert caught.value.actual == 1
         assert await stream.publish("log.a", b"", expected_last_sequence=1) == 2
-
-    async def test_the_last_sequence_of_another_subject_is_expected(self, connect: Connect):
-        bus = await connect("one")
-        stream = await bus.stream(settings())
-        first = await stream.publish("log.a", b"")
-        await stream.publish("log.b", b"")
-
-        def checked(subject: str, expected: int) -> api.OutgoingMessage:
-            return api.OutgoingMessage(
-                "log.b", b"", expected_last_subject_sequence=expected, expected_subject=subject
-            )
-
-        for number in (3, 4):  # whatever its own subject has
-            assert await stream.store(checked("log.a", first)) == number
-        assert await stream.store(checked("log.none", 0)) == 5
-        for subject, expected in (("log.a", 0), ("log.b", first), ("log.none", first)):
-            with pytest.raises(errors.Conflict):
-                await stream.store(checked(subject, expected))
-        assert (await stream.state()).messages == 5
 
     async def test_a_message_id_makes_repeats_safe(self, connect: Connect):
         bus = await connect("one")
@@ -693,22 +664,6 @@ class Streams:
         await eventually(one_is_left)
         assert (await stream.get(2)).data == b"long"
 
-    async def test_a_scheduled_message_comes_later(self, connect: Connect, now_ns: Callable[[], int]):
-        bus = await connect("one")
-        stream = await bus.stream(settings(allow_schedules=True))
-        at_ns = now_ns() + 300_000_000
-        await stream.store(
-            api.OutgoingMessage(
-                "log.later.1", b"tick", {"Kind": "t"}, deliver_at_ns=at_ns, deliver_to="log.due"
-            )
-        )
-        actual = await eventually(lambda: stream.last_for("log.due"))
-        assert actual is not None
-        assert actual.data == b"tick"
-        assert actual.headers["Kind"] == "t"
-        assert actual.stored_at_ns >= at_ns
-        assert await stream.last_for("log.later.1") is None
-
     async def test_following_a_stream(self, connect: Connect):
         bus, other = await connect("one"), await connect("two")
         stream = await bus.stream(settings())
@@ -735,9 +690,10 @@ class Streams:
         self, connect: Connect, kwargs: dict[str, Any]
     ):
         bus = await connect("one")
-        stream = await bus.stream(settings(max_messages=5))
+        stream = await bus.stream(settings())
         for number in range(1, 21):
             await stream.publish("log.a", b"%d" % number)
+        await stream.purge(before=16)
         await stream.delete(18)
         async with stream.follow(3, **kwargs) as following:
             with pytest.raises(errors.Dropped) as dropped:
@@ -752,76 +708,6 @@ class Streams:
                 await take(following, 1)
             await stream.publish("log.a", b"22")
             assert [m.sequence for m in await take(following, 1)] == [22]
-
-
-class Consumers:
-    """Durable consumers."""
-
-    async def test_fetch_and_acknowledge(self, connect: Connect):
-        bus = await connect("one")
-        stream = await bus.stream(settings())
-        for number in range(5):
-            await stream.publish("log.a", b"%d" % number)
-        consumer = await stream.consumer(consumer_api.ConsumerSettings("c", ack_wait_s=30))
-        first = await consumer.fetch(3)
-        assert [d.message.data for d in first] == [b"0", b"1", b"2"]
-        assert [d.message.sequence for d in first] == [1, 2, 3]
-        assert not any(d.redelivered for d in first)
-        for delivery in first:
-            await delivery.ack(confirmed=True)
-        assert [d.message.data for d in await consumer.fetch(10)] == [b"3", b"4"]
-        assert await consumer.fetch(1, timeout_s=0.05) == []
-        await consumer.close()
-
-    async def test_fetch_waits_for_the_first(self, connect: Connect):
-        bus = await connect("one")
-        stream = await bus.stream(settings())
-        consumer = await stream.consumer(consumer_api.ConsumerSettings("c"))
-        fetching = asyncio.create_task(consumer.fetch(10, timeout_s=20))
-        await throughout(lambda: not fetching.done(), for_s=0.05)
-        await stream.publish("log.a", b"x")
-        async with asyncio.timeout(30):
-            assert [d.message.data for d in await fetching] == [b"x"]
-
-    async def test_what_is_not_acknowledged_comes_again(self, connect: Connect):
-        bus = await connect("one")
-        stream = await bus.stream(settings())
-        await stream.publish("log.a", b"x")
-        consumer = await stream.consumer(consumer_api.ConsumerSettings("c", ack_wait_s=1))
-        (first,) = await consumer.fetch(1)
-        assert not first.redelivered
-        (second,) = await consumer.fetch(1, timeout_s=30)
-        assert second.redelivered
-        await second.ack(confirmed=True)
-        assert await consumer.fetch(1, timeout_s=0.5) == []
-
-    async def test_the_position_outlives_the_connection(self, connect: Connect):
-        bus = await connect("one")
-        stream = await bus.stream(settings())
-        for number in range(4):
-            await stream.publish(f"log.{number % 2}", b"%d" % number)
-        consumer_settings = consumer_api.ConsumerSettings("c", filter_subjects=("log.1",))
-        (first,) = await (await stream.consumer(consumer_settings)).fetch(1)
-        await first.ack(confirmed=True)
-        await bus.close()
-        bus = await connect("two")
-        stream = await bus.open_stream("log")
-        consumer = await stream.consumer(consumer_settings)
-        assert [d.message.data for d in await consumer.fetch(5, timeout_s=30)] == [b"3"]
-        assert (await stream.state()).consumers == 1
-        await stream.delete_consumer("c")
-        with pytest.raises(errors.NotFound):
-            await stream.delete_consumer("c")
-        with pytest.raises(errors.NotFound):
-            await consumer.fetch(1)
-
-    async def test_start_sequence_and_iteration(self, connect: Connect):
-        bus = await connect("one")
-        stream = await bus.stream(settings())
-        for number in range(6):
-            await stream.publish("log.a", b"%d" % number)
-        consumer = await stream.consumer(consumer_api.ConsumerSettings("c", start_sequence=4))
-        assert [d.message.sequence for d in await take(consumer, 3)] == [4, 5, 6]
 
 
 async def gone(bucket: api.KeyValue, key: str) -> bool:
@@ -977,5 +863,5 @@ class KeyValues:
         assert await bucket.get("k0") is not None
 
 
-class BusContract(Messages, Streams, Consumers, KeyValues):
+class BusContract(Messages, Streams, KeyValues):
     """All of it."""

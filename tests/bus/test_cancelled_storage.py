@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from muster.bus import api, consumer_api, leases
+from muster.bus import api, leases
 from muster.bus.client import client
 from muster.core import errors
 from muster.testing import fixtures
@@ -70,8 +70,6 @@ async def test_readers_of_streams_that_are_cancelled_leave_nothing(connect: fixt
         await stream.publish("s.a", b"%d" % number)
     bucket = await bus.key_value(api.KeyValueSettings("k", max_bytes=1 << 20))
     await bucket.put("a", b"1")
-    consumer = await stream.consumer(consumer_api.ConsumerSettings("c", ack_wait_s=30.0))
-    await consumer.fetch(1, timeout_s=1)  # its subscription stays
     before = _subscriptions(bus)
 
     async def follow() -> None:
@@ -89,15 +87,11 @@ async def test_readers_of_streams_that_are_cancelled_leave_nothing(connect: fixt
     async def read() -> None:
         assert [message.sequence async for message in stream.read(1)] == [1, 2, 3]
 
-    async def fetch() -> None:
-        for delivery in await consumer.fetch(3, timeout_s=0.2):
-            await delivery.ack(confirmed=True)
-
     async def check() -> None:
         assert _subscriptions(bus) == before
         assert (await stream.get(1)).data == b"0"
 
-    for call in (follow, watch, read, fetch):
+    for call in (follow, watch, read):
         assert await cancellation.at_each_await(call, check)
 
 

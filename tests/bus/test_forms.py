@@ -83,11 +83,6 @@ def test_patterns_match_as_defined(pattern: list[str], subject: list[str]):
     )
 
 
-@given(st.integers(0, 2**62))
-def test_times_come_back(at_ns: int):
-    assert jetstream.nanoseconds(jetstream.to_timestamp(at_ns)) == at_ns
-
-
 @pytest.mark.parametrize(
     ("text", "at_ns"),
     [

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 
 import pytest
 
-from muster.bus import api, consumer_api
+from muster.bus import api
 from muster.bus.memory import connection, network
 from muster.core import errors
 from muster.testing import virtual_clock
@@ -159,27 +158,6 @@ async def test_a_consumer_misses_nothing_on_a_faulty_network():
     assert seen == list(range(1, 101)), "and an id makes a publish happen once, however often it is sent"
     following.cancel()
     await asyncio.wait([following])
-
-
-async def test_work_is_delivered_at_least_once_and_an_acknowledged_one_never_again():
-    net = network.SimulatedNetwork(6, faults=network.NetworkFaults(loss=0.2))
-    bus = await net.connect("worker")
-    stream = await bus.stream(contract.settings())
-    for number in range(50):
-        await stream.publish("log.a", b"%d" % number, message_id=str(number), timeout_s=600)
-    consumer = await stream.consumer(consumer_api.ConsumerSettings("c", ack_wait_s=2))
-    delivered: set[int] = set()
-    acknowledged: set[int] = set()
-    for _ in range(200):
-        for delivery in await consumer.fetch(10):
-            sequence = delivery.message.sequence
-            assert sequence not in acknowledged
-            delivered.add(sequence)
-            with contextlib.suppress(errors.TimedOut):  # the outcome is unknown: the message may come again
-                await delivery.ack(confirmed=True)
-                acknowledged.add(sequence)
-    assert delivered == set(range(1, 51))
-    assert len(acknowledged) > 25
 
 
 def run(seed: int) -> list[str]:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from muster.bus import api, consumer_api, leases
+from muster.bus import api, leases
 from muster.bus.client import client
 from muster.core import errors
 from muster.trust import keyring
@@ -42,12 +42,8 @@ async def test_a_service_keeps_its_streams_and_an_agent_reports_into_them(tmp_pa
                 [api.OutgoingMessage("muster.monitor.from.c1.report", b"x")] * 3
             )
             assert last == 5
-            consumer = await stream.consumer(consumer_api.ConsumerSettings(name="merger"))
-            delivered = await consumer.fetch(5)
-            assert len(delivered) == 5
-            await delivered[-1].ack(confirmed=True)
-            await consumer.close()
-            await stream.delete_consumer("merger")
+            async with stream.follow(1) as following:
+                assert [(await anext(following)).sequence for _ in range(5)] == [1, 2, 3, 4, 5]
             await stream.purge(before=3)
             with pytest.raises(errors.Forbidden):
                 await channel.streams()  # of all parts

@@ -53,7 +53,7 @@ MAY: dict[roles.Role, set[str]] = {
     R.NOTIFIER: SPEAKS
     | SERVICE
     | CONNECTED
-    | {"notify receivers", "reply for notify", "acknowledge events", "write notify's leases"}
+    | {"notify receivers", "reply for notify", "write notify's leases"}
     | {"write notify's bucket"},
     R.CHANNEL: SPEAKS
     | SERVICE
@@ -69,7 +69,7 @@ MAY: dict[roles.Role, set[str]] = {
     | TOPICS
     | CONNECTED
     | {"reply for message", "prune messages", "write message's leases", "receive requests to message"},
-    R.INFORMATION_NODE: SPEAKS | SERVICE | {"reply for inform", "fetch contexts"},
+    R.INFORMATION_NODE: SPEAKS | SERVICE | {"reply for inform"},
     R.RESPONDER: SPEAKS | {"consume alerts"},
     R.AUTHORITY: SPEAKS,
     R.USER: SPEAKS | TOPICS,

@@ -10,7 +10,6 @@ may not have been stored; with a ``message_id`` it can be repeated safely.
 
 from __future__ import annotations
 
-import asyncio
 import enum
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,6 @@ from typing import Protocol, Self
 
 import msgspec
 
-from muster.bus import consumer_api
 from muster.core.telemetry import trace
 
 Headers = Mapping[str, str]
@@ -129,11 +127,6 @@ class OutgoingMessage:
     """`errors.Conflict` unless this is the sequence of the subject's last message (0: there is none)."""
     ttl_s: float | None = None
     """The message expires after this time; in seconds, at least 1."""
-    deliver_at_ns: int | None = None
-    """Held on ``subject`` until this time (wall clock), then stored on ``deliver_to``."""
-    deliver_to: str | None = None
-    expected_subject: str | None = None
-    """Another subject that `expected_last_subject_sequence` is of."""
 
 
 class Duplicate(int):
@@ -149,12 +142,6 @@ class FullPolicy(enum.Enum):
     DROP_OLDEST = "drop-oldest"
 
 
-class RetentionPolicy(enum.Enum):
-    LIMITS = "limits"  # retained until a limit is reached
-    INTEREST = "interest"  # retained until every consumer has acknowledged it
-    WORK_QUEUE = "workqueue"  # retained until its consumer has acknowledged it
-
-
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
     """Every stream has a budget: there is no unbounded one."""
@@ -163,15 +150,11 @@ class StreamSettings:
     subjects: tuple[str, ...]
     max_bytes: int = 1 << 30
     max_age_s: float = 7 * 86400.0  # 0: no limit by age
-    max_messages: int = 0  # 0: no limit
     max_messages_per_subject: int = 0  # 0: no limit
     on_full: FullPolicy = FullPolicy.DROP_OLDEST
-    retention: RetentionPolicy = RetentionPolicy.LIMITS
     replicas: int = 1
-    memory_only: bool = False  # not durable
     duplicate_window_s: float = 120.0
     allow_delete: bool = True
-    allow_schedules: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,16 +221,6 @@ class Stream(Protocol):
         """
         ...
 
-    async def store(self, message: OutgoingMessage, *, timeout_s: float = DURABLE_TIMEOUT_S) -> int:
-        """Like `publish`, for a message with all its options (schedules too)."""
-        ...
-
-    def store_soon(
-        self, message: OutgoingMessage, *, timeout_s: float = DURABLE_TIMEOUT_S
-    ) -> asyncio.Future[int]:
-        """Like `store`, from a plain function: the future has the sequence or the error."""
-        ...
-
     async def publish_batch(
         self, messages: Sequence[OutgoingMessage], *, timeout_s: float = DURABLE_TIMEOUT_S
     ) -> int:
@@ -277,8 +250,6 @@ class Stream(Protocol):
         """
         ...
 
-    async def consumer(self, settings: consumer_api.ConsumerSettings) -> consumer_api.StreamConsumer: ...
-    async def delete_consumer(self, name: str) -> None: ...
     async def delete(self, sequence: int) -> None: ...
     async def purge(self, *, subject: str | None = None, before: int | None = None) -> int:
         """Remove all messages, those of ``subject``, or those below sequence ``before``; return their
@@ -294,7 +265,6 @@ class KeyValueSettings:
     history: int = 1
     max_bytes: int = 64 << 20
     replicas: int = 1
-    memory_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)

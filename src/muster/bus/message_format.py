@@ -157,10 +157,6 @@ def check_outgoing(message: api.OutgoingMessage) -> None:
             raise errors.InvalidInput(f"the header {name!r} is the broker's own: use the named arguments")
     if message.ttl_s is not None:
         whole_seconds(message.ttl_s)
-    if message.deliver_at_ns is not None:
-        if message.deliver_to is None:
-            raise errors.InvalidInput("a message for later needs deliver_to: the subject it is stored on")
-        check_subject(message.deliver_to)
 
 
 def whole_seconds(ttl_s: float) -> int:

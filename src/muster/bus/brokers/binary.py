@@ -29,7 +29,6 @@ class ServerFeature:
 FEATURES = (
     ServerFeature("per-message TTL", (2, 11, 0), "keys and messages that expire on their own"),
     ServerFeature("atomic batch publish", (2, 12, 0), "durable publishes that share one sync; transactions"),
-    ServerFeature("message schedules", (2, 12, 0), "delayed delivery"),
     ServerFeature("live leaf links", (2, 14, 0), "`muster broker link` and `unlink` without a restart"),
     ServerFeature(
         "storage evacuation", (2, 15, 0), "taking durable storage from a broker without losing any"

@@ -398,16 +398,6 @@ class SimulatedBus(lifecycle.ClosingContext):
                 return outcome
         raise errors.TimedOut(f"the brokers' storage did not respond within {timeout_s:g} s")
 
-    def send_to_storage(self, operation: Callable[[], None]) -> None:
-        """Execute it at the storage, if the message arrives, without waiting for the outcome."""
-
-        def arrive() -> None:
-            if self._reaches_storage():
-                with contextlib.suppress(errors.MusterError):
-                    operation()
-
-        self._send(arrive)
-
     def _reaches_storage(self) -> bool:
         return self.net.reaches_storage(self.node) and not self.net.chance(self.net.faults.loss)
 

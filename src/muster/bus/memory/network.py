@@ -387,21 +387,8 @@ class SimulatedNetwork:
         for message in batch:
             self.route(node, message.subject, message.data, message.headers, None)
         sequence = log.store(batch, self.now_ns())
-        for message in batch:
-            if message.deliver_at_ns is not None and message.deliver_to is not None:
-                due = api.OutgoingMessage(message.deliver_to, message.data, message.headers)
-                asyncio.get_running_loop().call_at(
-                    (message.deliver_at_ns - EPOCH_NS) / 1e9, self._due, name, sequence, due
-                )
         self.notify_consumers(log)
         return sequence
-
-    def _due(self, name: str, sequence: int, message: api.OutgoingMessage) -> None:
-        log = self.logs.get(name)
-        if log is not None and sequence in log.messages:
-            log.remove(sequence)
-            log.store([message], self.now_ns())
-            self.notify_consumers(log)
 
     def capture(self, node: str, subject: str, data: bytes, headers: api.Headers) -> int:
         """Store a plain publish on the subject of a stream, without an acknowledgement. Returns the number of

@@ -10,26 +10,11 @@ import heapq
 from collections import deque
 from collections.abc import Sequence
 
-from muster.bus import api, consumer_api, message_format, subject_patterns
+from muster.bus import api, message_format, subject_patterns
 from muster.bus.streams import key_value
 from muster.core import errors, subjects
 
 OVERHEAD_BYTES = 34  # of a stored message, about the same as in NATS
-
-
-@dataclasses.dataclass(slots=True)
-class ConsumerState:
-    """A durable consumer's state."""
-
-    settings: consumer_api.ConsumerSettings
-    position: int  # the next sequence to deliver
-    unacknowledged: dict[int, tuple[float, int]] = dataclasses.field(default_factory=dict)
-    again: deque[int] = dataclasses.field(default_factory=deque)
-    counts: dict[int, int] = dataclasses.field(default_factory=dict)
-
-    def wants(self, subject: str) -> bool:
-        filters = self.settings.filter_subjects
-        return not filters or any(subject_patterns.matches(pattern, subject) for pattern in filters)
 
 
 def check_settings(settings: api.StreamSettings) -> None:
@@ -50,7 +35,6 @@ class SimulatedLog:
         self.messages: dict[int, api.StoredMessage] = {}
         self.last = 0
         self.bytes = 0
-        self.consumers: dict[str, ConsumerState] = {}
         self._by_subject: dict[str, deque[int]] = {}
         self._expiry: list[tuple[int, int]] = []  # a heap: when (in ns), sequence
         self._ids: dict[str, tuple[int, int]] = {}  # message id: sequence, when
@@ -119,10 +103,9 @@ class SimulatedLog:
         return sequence if sequence and now_ns - at_ns <= window_ns else 0
 
     def _check_expectations(self, message: api.OutgoingMessage) -> None:
-        subject = message.expected_subject or message.subject
         expectations = (
             (message.expected_last_sequence, self.last),
-            (message.expected_last_subject_sequence, self.last_of(subject)),
+            (message.expected_last_subject_sequence, self.last_of(message.subject)),
         )
         for expected, actual in expectations:
             if expected is not None and expected != actual:
@@ -132,18 +115,13 @@ class SimulatedLog:
         if self.settings.on_full is not api.FullPolicy.REFUSE:
             return
         size = sum(_size(message) for message in batch)
-        count = len(self.messages) + len(batch)
-        if self.bytes + size > self.settings.max_bytes or 0 < self.settings.max_messages < count:
+        if self.bytes + size > self.settings.max_bytes:
             raise errors.LimitExceeded(f"{self.settings.name}: maximum bytes exceeded")
 
     def _append(self, message: api.OutgoingMessage, now_ns: int) -> None:
         self.last += 1
         if message.message_id is not None:
             self._ids[message.message_id] = (self.last, now_ns)
-        if self.settings.retention is api.RetentionPolicy.INTEREST and not any(
-            consumer.wants(message.subject) for consumer in self.consumers.values()
-        ):
-            return
         stored = api.StoredMessage(message.subject, message.data, dict(message.headers), self.last, now_ns)
         self.messages[self.last] = stored
         self.bytes += _size(stored)
@@ -158,7 +136,7 @@ class SimulatedLog:
         self._keep_within_budget()
 
     def _keep_within_budget(self) -> None:
-        while self.bytes > self.settings.max_bytes or 0 < self.settings.max_messages < len(self.messages):
+        while self.bytes > self.settings.max_bytes:
             self.remove(next(iter(self.messages)))
 
     def remove(self, sequence: int) -> None:
@@ -227,7 +205,7 @@ class SimulatedLog:
             last_sequence=self.last,
             messages=len(self.messages),
             bytes=self.bytes,
-            consumers=len(self.consumers),
+            consumers=0,
             now_ns=now_ns,
             created_ns=self.created_ns,
             replicas=self.settings.replicas,
@@ -253,76 +231,6 @@ class SimulatedLog:
             for subject, sequences in self._by_subject.items()
             if subject_patterns.matches(pattern, subject)
         )
-
-    # Consumers.
-
-    def consume(self, settings: consumer_api.ConsumerSettings) -> None:
-        there = self.consumers.get(settings.name)
-        if there is not None:
-            there.settings = settings
-        else:
-            self.consumers[settings.name] = ConsumerState(settings, settings.start_sequence or 1)
-
-    def consumption(self, name: str) -> ConsumerState:
-        try:
-            return self.consumers[name]
-        except KeyError:
-            raise errors.NotFound(f"{self.settings.name}: no consumer {name!r}") from None
-
-    def deliver(self, name: str, count: int, now: float) -> list[tuple[api.StoredMessage, int]]:
-        """Up to ``count`` messages that are due to this consumer, and how often each was delivered."""
-        consumer = self.consumption(name)
-        settings = consumer.settings
-        for sequence, (deadline, _) in list(consumer.unacknowledged.items()):
-            if deadline <= now:
-                del consumer.unacknowledged[sequence]
-                consumer.again.append(sequence)
-        deliveries: list[tuple[api.StoredMessage, int]] = []
-        while len(deliveries) < count and len(consumer.unacknowledged) < settings.max_ack_pending:
-            due = self._due(consumer)
-            if due is None:
-                break
-            message = self.messages.get(due)
-            delivered = consumer.counts.get(due, 0) + 1
-            if message is None or 0 < settings.max_deliver < delivered:
-                continue
-            consumer.counts[due] = delivered
-            consumer.unacknowledged[due] = (now + settings.ack_wait_s, delivered)
-            deliveries.append((message, delivered))
-        return deliveries
-
-    def _due(self, consumer: ConsumerState) -> int | None:
-        if consumer.again:
-            return consumer.again.popleft()
-        while consumer.position <= self.last:
-            sequence = consumer.position
-            consumer.position += 1
-            message = self.messages.get(sequence)
-            if message is not None and consumer.wants(message.subject):
-                return sequence
-        return None
-
-    def acknowledge(self, name: str, sequence: int) -> None:
-        consumer = self.consumption(name)
-        consumer.unacknowledged.pop(sequence, None)
-        consumer.counts.pop(sequence, None)
-        if sequence in consumer.again:
-            consumer.again.remove(sequence)
-        if sequence not in self.messages:
-            return
-        seen_by_all = all(
-            sequence < other.position and sequence not in other.counts for other in self.consumers.values()
-        )
-        retention = self.settings.retention
-        if retention is api.RetentionPolicy.WORK_QUEUE or (
-            retention is api.RetentionPolicy.INTEREST and seen_by_all
-        ):
-            self.remove(sequence)
-
-    def next_due(self, name: str) -> float | None:
-        """The time of the next redelivery."""
-        waiting = self.consumption(name).unacknowledged.values()
-        return min((deadline for deadline, _ in waiting), default=None)
 
 
 def _size(message: api.OutgoingMessage | api.StoredMessage) -> int:

@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Self
 
-from muster.bus import api, consumer_api, message_format
+from muster.bus import api, message_format
 from muster.bus.streams import key_value, publisher
-from muster.core import errors, lifecycle, subjects
+from muster.core import errors, lifecycle
 
 if TYPE_CHECKING:
     from muster.bus.memory import connection
@@ -177,21 +177,6 @@ class SimulatedStream(publisher.StreamPublisher):
     def connection(self) -> api.ConnectionId | None:
         return self._bus.connection
 
-    # Consumers.
-
-    async def consumer(self, settings: consumer_api.ConsumerSettings) -> SimulatedConsumer:
-        subjects.token(settings.name)
-        await self._bus.call(lambda: self._net.log(self._name).consume(settings))
-        return SimulatedConsumer(self._bus, self, settings.name)
-
-    async def delete_consumer(self, name: str) -> None:
-        def operation() -> None:
-            log = self._net.log(self._name)
-            log.consumption(name)
-            del log.consumers[name]
-
-        await self._bus.call(operation)
-
 
 def _traced(message: api.OutgoingMessage) -> api.OutgoingMessage:
     headers = dict(message_format.with_trace_headers(message.headers))
@@ -204,9 +189,6 @@ def _traced(message: api.OutgoingMessage) -> api.OutgoingMessage:
         message.expected_last_sequence,
         message.expected_last_subject_sequence,
         message.ttl_s,
-        message.deliver_at_ns,
-        message.deliver_to,
-        message.expected_subject,
     )
 
 
@@ -321,74 +303,3 @@ class LastOfEach(_Reading):
             else:
                 self._current = True
                 self._ready.append(key_value.Mark.CURRENT)
-
-
-class SimulatedDelivery:
-    """See `consumer_api.StreamDelivery`."""
-
-    def __init__(
-        self, bus: connection.SimulatedBus, stream: str, consumer: str, message: api.StoredMessage, count: int
-    ) -> None:
-        self._bus = bus
-        self._stream = stream
-        self._consumer = consumer
-        self.message = message
-        self.redelivered = count > 1
-
-    async def ack(self, *, confirmed: bool = False) -> None:
-        def operation() -> None:
-            self._bus.net.log(self._stream).acknowledge(self._consumer, self.message.sequence)
-
-        if confirmed:
-            await self._bus.call(operation, timeout_s=api.DEFAULT_TIMEOUT_S)
-        else:
-            self._bus.send_to_storage(operation)
-
-
-class SimulatedConsumer:
-    """See `consumer_api.StreamConsumer`."""
-
-    def __init__(self, bus: connection.SimulatedBus, stream: SimulatedStream, name: str) -> None:
-        self._bus = bus
-        self._stream = stream
-        self._name = name
-        self._closed = False
-
-    async def fetch(
-        self, count: int, *, timeout_s: float = api.DEFAULT_TIMEOUT_S
-    ) -> list[consumer_api.StreamDelivery]:
-        if count < 1:
-            raise errors.InvalidInput("fetch at least one")
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
-
-        def operation() -> tuple[list[tuple[api.StoredMessage, int]], int, float | None]:
-            log = self._bus.net.log(self._stream.name)
-            deliveries = log.deliver(self._name, count, loop.time())
-            return deliveries, log.last, log.next_due(self._name)
-
-        while True:
-            left_s = max(deadline - loop.time(), 0.01)
-            try:
-                deliveries, last, due = await self._bus.call(operation, timeout_s=left_s + 1, repeat=False)
-            except errors.TimedOut:
-                return []
-            if deliveries:
-                name = self._stream.name
-                return [
-                    SimulatedDelivery(self._bus, name, self._name, message, n) for message, n in deliveries
-                ]
-            left_s = deadline - loop.time()
-            if left_s <= 0:
-                return []
-            if due is not None:
-                left_s = min(left_s, max(0.001, due - loop.time()))
-            await self._stream.wait_for_change(last, left_s)
-
-    async def __aiter__(self) -> AsyncIterator[consumer_api.StreamDelivery]:
-        while not self._closed:
-            for delivery in await self.fetch(100):
-                yield delivery
-
-    async def close(self) -> None:
-        self._closed = True

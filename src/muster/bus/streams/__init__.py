@@ -1,1 +1,1 @@
-"""Durable streams, consumers, key/value buckets, group commit."""
+"""Durable streams, key/value buckets, group commit."""

@@ -64,11 +64,7 @@ class PendingPublish:
         self.message_id = first.message_id
         self.message_ids = [message.message_id for message in messages if message.message_id is not None]
         self.guarded = first.expected_last_subject_sequence is not None
-        self.alone = (
-            len(messages) > 1
-            or first.expected_last_sequence is not None
-            or first.expected_subject is not None
-        )
+        self.alone = len(messages) > 1 or first.expected_last_sequence is not None
         self.repeatable = len(self.message_ids) == len(messages)
         self.in_doubt = False  # whether an attempt may have been stored without an acknowledgement
         self.size = sum(len(data) + len(lines) + 100 for _, data, lines in self.parts)
@@ -104,17 +100,8 @@ def header_lines(message: api.OutgoingMessage) -> bytes:
         lines += b"Nats-Expected-Last-Sequence: %d\r\n" % message.expected_last_sequence
     if message.expected_last_subject_sequence is not None:
         lines += b"Nats-Expected-Last-Subject-Sequence: %d\r\n" % message.expected_last_subject_sequence
-    if message.expected_subject is not None:
-        subject = {"Nats-Expected-Last-Subject-Sequence-Subject": message.expected_subject}
-        lines += message_format.header_lines(subject)
     if message.ttl_s is not None:
         lines += b"Nats-TTL: %ds\r\n" % message_format.whole_seconds(message.ttl_s)
-    if message.deliver_at_ns is not None and message.deliver_to is not None:
-        later = {
-            "Nats-Schedule": f"@at {jetstream.to_timestamp(message.deliver_at_ns)}",
-            "Nats-Schedule-Target": message.deliver_to,
-        }
-        lines += message_format.header_lines(later)
     return lines
 
 

@@ -6,7 +6,6 @@ import asyncio
 import datetime
 import json
 import re
-import time
 from typing import Any
 
 import msgspec
@@ -170,12 +169,6 @@ def nanoseconds(stamp: str) -> int:
     minutes = int(date_time[11:13]) * 60 + int(date_time[14:16])
     seconds = (day - _EPOCH_DAY) * 86_400 + minutes * 60 + int(date_time[17:19])
     return seconds * 1_000_000_000 + int(fraction.ljust(9, "0") or 0)
-
-
-def to_timestamp(at_ns: int) -> str:
-    """The reverse of `nanoseconds`."""
-    seconds, rest = divmod(at_ns, 1_000_000_000)
-    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{rest:09d}Z"
 
 
 def stored(data: bytes, raw_headers: bytes | None) -> api.StoredMessage:

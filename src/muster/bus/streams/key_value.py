@@ -76,7 +76,6 @@ def stream_settings(settings: api.KeyValueSettings) -> api.StreamSettings:
         max_messages_per_subject=settings.history,
         on_full=api.FullPolicy.REFUSE,
         replicas=settings.replicas,
-        memory_only=settings.memory_only,
     )
 
 

@@ -9,9 +9,8 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from muster.bus import api, consumer_api, message_format, subject_patterns
+from muster.bus import api, message_format, subject_patterns
 from muster.bus.client import connection, counters, requests
-from muster.bus.streams import consumer as streams_consumer
 from muster.bus.streams import group_commit, jetstream, key_value, ordered_consumer, publisher
 from muster.core import errors, subjects
 from muster.core.telemetry import log
@@ -172,18 +171,15 @@ def stream_config(settings: api.StreamSettings) -> dict[str, Any]:
     return {
         "name": subjects.token(settings.name),
         "subjects": list(settings.subjects),
-        "retention": settings.retention.value,
         **budget(settings.max_bytes, settings.max_age_s, settings.on_full, settings.replicas),
-        "max_msgs": settings.max_messages or -1,
         "max_msgs_per_subject": settings.max_messages_per_subject or -1,
-        "storage": "memory" if settings.memory_only else "file",
+        "storage": "file",
         "duplicate_window": min(window_ns, age_ns) if age_ns else window_ns,
         "deny_delete": not settings.allow_delete,
         "deny_purge": not settings.allow_delete,
         "allow_direct": True,
         "allow_atomic": True,
         "allow_msg_ttl": True,
-        "allow_msg_schedules": settings.allow_schedules,
         "metadata": {FORMAT_KEY: str(FORMAT)},
     }
 
@@ -216,21 +212,13 @@ class NatsStream(publisher.StreamPublisher):
         self, messages: Sequence[api.OutgoingMessage], *, timeout_s: float = api.DURABLE_TIMEOUT_S
     ) -> int:
         message_format.check_count(len(messages))
-        return await self._submit(messages, timeout_s)
-
-    def store_soon(
-        self, message: api.OutgoingMessage, *, timeout_s: float = api.DURABLE_TIMEOUT_S
-    ) -> asyncio.Future[int]:
-        return self._submit((message,), timeout_s)
-
-    def _submit(self, messages: Sequence[api.OutgoingMessage], timeout_s: float) -> asyncio.Future[int]:
         for message in messages:
             message_format.check_outgoing(message)
             if not self._covers.match(message.subject):
                 raise errors.InvalidInput(
                     f"the stream {self._name!r} does not cover {message.subject!r}, only {self._covers}"
                 )
-        return self._committer.submit(messages, timeout_s)
+        return await self._committer.submit(messages, timeout_s)
 
     async def delete(self, sequence: int) -> None:
         if sequence < 1:
@@ -410,9 +398,3 @@ class NatsStream(publisher.StreamPublisher):
         return ordered_consumer.NatsOrderedConsumer(
             self._api, self._name, first=None, filters=(pattern,), headers_only=headers_only
         )
-
-    async def consumer(self, settings: consumer_api.ConsumerSettings) -> streams_consumer.NatsConsumer:
-        return await streams_consumer.ensure(self._api, self._name, settings)
-
-    async def delete_consumer(self, name: str) -> None:
-        await self._api.call(f"CONSUMER.DELETE.{self._name}.{subjects.token(name)}", removes=True)

@@ -354,11 +354,8 @@ def _reading(stream: str) -> list[str]:
     return [
         *_getting(stream),
         f"$JS.API.DIRECT.GET.{stream}.>",
-        f"$JS.API.CONSUMER.*.{stream}",
-        f"$JS.API.CONSUMER.*.{stream}.>",
-        f"$JS.API.CONSUMER.DURABLE.CREATE.{stream}.>",
-        f"$JS.API.CONSUMER.MSG.NEXT.{stream}.>",
-        *(f"$JS.{kind}.{where}{stream}.>" for kind in ("ACK", "FC") for where in ("", "*.*.")),
+        *(f"$JS.API.CONSUMER.{verb}.{stream}.>" for verb in ("CREATE", "DELETE")),
+        *(f"$JS.FC.{where}{stream}.>" for where in ("", "*.*.")),
     ]
 
 

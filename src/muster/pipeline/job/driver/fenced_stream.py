@@ -45,7 +45,7 @@ class FencedStream:
                 if len(batch) > 1:
                     self._last = await self._stream.publish_batch([self._expecting(batch[0]), *batch[1:]])
                 else:
-                    stored = await self._stream.store(self._expecting(batch[0]))
+                    stored = await self._stream.publish_batch([self._expecting(batch[0])])
                     if not isinstance(stored, api.Duplicate):
                         self._last = stored
                 return

@@ -4,6 +4,7 @@ import re
 import threading
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from deltalake import DeltaTable
@@ -11,12 +12,19 @@ from deltalake import DeltaTable
 from muster.core import errors
 from muster.core.reports import columns
 from muster.pipeline import settings, steps
-from muster.pipeline.fleet import blocks, rollups, shard_division, state
+from muster.pipeline.fleet import blocks, node_columns, rollups, shard_division, state
 from muster.pipeline.history import rollup_rows
 from muster.pipeline.job import query, query_plan
 from tests.pipeline import test_history, traffic
 from tests.pipeline.test_history import root  # noqa: F401 (a fixture)
 
+#: An error without a text, and a mapping without items.
+UNSPEAKABLE = """
+class Unspeakable(Exception):
+    def __str__(self): raise RuntimeError
+class Unlisted(dict):
+    def items(self): raise Unspeakable
+"""
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "pipeline_step.py")
 
 
@@ -79,6 +87,7 @@ def test_a_step_runs_on_the_history(root, step):  # noqa: F811
     ("text", "message"),
     [
         ("reports = 1", "neither a function"),
+        ("raise SystemExit(2)", "cannot be loaded: SystemExit: 2"),
         ("import nothing_there", "cannot be loaded: ModuleNotFoundError"),
         ("def reports(:", "cannot be loaded: SyntaxError"),
         ("MEMORY = {'a': 'b'}\ndef reports(rows, memory): pass", "cannot be loaded: ValueError"),
@@ -181,14 +190,28 @@ def test_a_plan_without_the_step_forgets_its_numbers():
         ("return {'x': ['a', 'b']}", "x with values that are no numbers"),
         ("return {3: [1, 2]}", "a metric of the name 3"),
         ("return {str(n): [1, 2] for n in range(65)}", "expected up to 64"),
+        ("return {'\\ud800': [1, 2]}", "own failed: UnicodeEncodeError"),
+        ("raise ValueError('\\ud800')", r"own failed: ValueError: \\ud800"),
+        ("raise Unspeakable", "own failed: Unspeakable$"),
+        ("return Unlisted()", "own failed: Unspeakable$"),
+        ("return {'x': [10**400, 1]}", "own failed: OverflowError"),
     ],
 )
 def test_a_failing_step_is_named_and_its_reports_go_on(step, body, message):
-    codes = step(f"def reports(rows): {body}")
+    codes = step(f"{UNSPEAKABLE}\ndef reports(rows): {body}")
     fleet = state.FleetState(plan_of(codes))
     output = fed(codes, fleet, piece(queue("a", 1, 5.0), queue("b", 1, 5.0)))
     assert output.machines == 2
     assert re.search(message, output.faults["own"])
+    assert msgspec.msgpack.encode(output)  # as it goes to the driver
+
+
+def test_values_that_are_masked_are_not_measured(step):
+    codes = step("import numpy\ndef reports(rows): return {'x': numpy.ma.array([1, 2], mask=[0, 1])}")
+    (extended,), _ = steps.extend_reports(
+        codes, [piece(queue("a", 1, 5.0), queue("b", 1, 6.0))], node_columns.NodeColumns()
+    )
+    assert steps.metric(extended.rows(), "x").tolist() == [1.0, pytest.approx(np.nan, nan_ok=True)]
 
 
 def test_a_step_that_hangs_is_left_behind_until_it_returns(step, monkeypatch):

@@ -37,7 +37,7 @@ import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +50,7 @@ from muster.pipeline.fleet import blocks, cells, node_columns, rollups
 from muster.pipeline.history import rollup_rows, tables
 
 Floats = npt.NDArray[np.float64]
+T = TypeVar("T")
 
 LIMIT_S = 5.0  # for one call: some ten thousand reports, or the groups of a batch
 METRICS_MAX = 64  # of one step
@@ -111,9 +112,9 @@ def load(code: StepCode) -> Step:
             module = types.ModuleType(code.name)
             exec(compile(code.text, f"{code.name}.py", "exec"), module.__dict__)
         memory = {str(key): float(start) for key, start in getattr(module, "MEMORY", {}).items()}
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise errors.InvalidInput(
-            f"steps: {code.name!r} cannot be loaded: {type(error).__name__}: {error}",
+            f"steps: {code.name!r} cannot be loaded: {_described(error)}",
             hint="a file (ending with .py) or an installed module",
         ) from error
     step = Step(code.name, getattr(module, "reports", None), getattr(module, "groups", None), memory)
@@ -207,11 +208,15 @@ class _RememberingCalls:
     def _called(self, rows: pa.RecordBatch, machines: node_columns.Ints) -> dict[str, Floats]:
         columns_ = {key: self._data[self._step.column(key)] for key in self._step.memory}
         memory = {key: column[machines] for key, column in columns_.items()}
-        assert self._step.reports is not None
-        values = _values(self._step, self._step.reports, rows, memory)
-        for key, numbers in _checked(
-            self._step, {key: memory.get(key) for key in columns_}, len(machines)
-        ).items():
+        function, count = self._step.reports, len(machines)
+        assert function is not None
+
+        def call() -> tuple[dict[str, Floats], dict[str, Floats]]:
+            values = _checked(self._step, function(rows, memory), count)
+            return values, _checked(self._step, {key: memory.get(key) for key in columns_}, count)
+
+        values, changed = _limited(self._step.name, call)
+        for key, numbers in changed.items():
             columns_[key][machines] = numbers
         return values
 
@@ -331,12 +336,12 @@ def _entries(maps: pa.MapArray) -> tuple[node_columns.Ints, pa.DictionaryArray, 
     return row, keys, maps.items.slice(*span).to_numpy(zero_copy_only=False)
 
 
-def _values(step: Step, function: Callable[..., Any], rows: Any, *more: Any) -> dict[str, Floats]:
-    answer = _limited(step.name, function, rows, *more)
-    return _checked(step, answer, rows.num_rows)
+def _values(step: Step, function: Callable[..., Any], rows: Any) -> dict[str, Floats]:
+    return _limited(step.name, lambda: _checked(step, function(rows), rows.num_rows))
 
 
 def _checked(step: Step, answer: Any, rows: int) -> dict[str, Floats]:
+    """Raises whatever the objects raise that a step returned."""
     if not isinstance(answer, Mapping) or len(answer) > METRICS_MAX:
         raise StepFailed(
             f"{step.name} returned {type(answer).__name__}: expected up to {METRICS_MAX} metrics"
@@ -345,6 +350,7 @@ def _checked(step: Step, answer: Any, rows: int) -> dict[str, Floats]:
     for name, values in answer.items():
         if not isinstance(name, str) or not 0 < len(name) <= NAME_MAX:
             raise StepFailed(f"{step.name} returned a metric of the name {name!r:.60}: expected a text")
+        name.encode()  # Arrow and MessagePack refuse what is no Unicode text
         try:
             numbers = _array(values)
         except (TypeError, ValueError, pa.ArrowException) as error:
@@ -364,23 +370,25 @@ def _array(values: Any) -> Floats:
         values = values.to_numpy()
     elif isinstance(values, pa.Array):
         values = values.to_numpy(zero_copy_only=False)
+    elif isinstance(values, np.ma.MaskedArray):
+        values = values.astype(np.float64).filled(np.nan)
     return np.array(values, np.float64)
 
 
 _overdue: dict[str, threading.Thread] = {}  # by step: a call that takes too long
 
 
-def _limited(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+def _limited(name: str, function: Callable[[], T]) -> T:
     """The result of a call. One that takes too long is left behind in its thread, and no other call is made
     until it has ended."""
     if name in _overdue and _overdue[name].is_alive():
         raise StepFailed(f"{name} is skipped: an earlier call has not returned yet")
-    answers: list[Any] = []
+    answers: list[T] = []
     faults: list[BaseException] = []
 
     def call() -> None:
         try:
-            answers.append(function(*arguments))
+            answers.append(function())
         except BaseException as error:  # noqa: BLE001 (whatever it raises, the pipeline goes on)
             faults.append(error)
 
@@ -390,6 +398,17 @@ def _limited(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
     if thread.is_alive():
         _overdue[name] = thread
         raise StepFailed(f"{name} took longer than {LIMIT_S:g} s")
-    if faults:
-        raise StepFailed(f"{name} failed: {type(faults[0]).__name__}: {faults[0]}") from faults[0]
+    for fault in faults:
+        if isinstance(fault, StepFailed):
+            raise fault
+        raise StepFailed(f"{name} failed: {_described(fault)}") from fault
     return answers[0]
+
+
+def _described(error: BaseException) -> str:
+    """As text that can be encoded, whatever the error is."""
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 (its own text may fail, too)
+        text = type(error).__name__
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -66,8 +66,9 @@ class OneProcess:
         self.stages = Stages()
         self._folder = folder
         self._plan = plan
-        self._keys = shard_keys.keys(shards, shards)
-        job = query_plan.QueryPlan(plan, (), str(folder), shards=shards, partitions=shards)
+        partitions = min(SPLITS, shards)
+        self._keys = shard_keys.keys(shards, partitions)
+        job = query_plan.QueryPlan(plan, (), str(folder), shards=shards, partitions=partitions)
         self._merging = job.merging("")
         self.received_bytes = 0
         self._states: dict[int, tuple[str, bytes]] = {}

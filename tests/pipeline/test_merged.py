@@ -61,16 +61,40 @@ def test_parts_have_the_reports_facts_and_rows_of_the_whole(parts):
         ]
 
 
-def test_what_the_driver_gets_does_not_grow_with_the_machines():
-    def size(machines: int) -> int:
-        fleet = state.FleetState(state.FleetStatePlan(top=0))
-        rows = [traffic.report(f"m{n}", 1, T0, group=f"g{n % 5}") for n in range(machines)]
-        fleet.feed([test_fleet.arrival(rows, T0)], T0)
-        closed = fleet.feed([], T0 + 60_000).closed
-        part, _ = window_rows.merge(closed, window_rows.MergePlan(top=0))
-        return len(msgspec.msgpack.encode(msgspec.structs.replace(part, system=[])))
+def test_what_the_driver_gets_does_not_grow_with_the_machines_or_shards():
+    """Rankings included: of the machines in those of the shards only the highest remain."""
 
-    assert size(4000) < 1.1 * size(400)
+    def size(machines: int, shards: int) -> int:
+        outputs = []
+        for shard in range(shards):
+            numbers = range(shard, machines, shards)
+            rows = [traffic.report(f"m{n:05}", 1, T0, group=f"g{n % 5}") for n in numbers]
+            fleet = state.FleetState(state.FleetStatePlan())
+            fleet.feed([test_fleet.arrival(rows, T0)], T0)
+            outputs.append(fleet.feed([], T0 + 20_000))
+        (part,) = in_parts(outputs, 1)
+        return len(msgspec.msgpack.encode(part))
+
+    assert size(5000, 16) < 1.1 * size(500, 1)
+
+
+def test_shares_that_name_groups_in_different_orders_are_merged():
+    """Their histograms are joined unsorted, and sorted once."""
+    one, other = (state.FleetState(state.FleetStatePlan()) for _ in range(2))
+    rows = [
+        traffic.report(f"m{n}", 1, T0, metrics={"cpu_percent": float(n)}, group=f"g{n % 3}")
+        for n in range(60)
+    ]
+    one.feed([test_fleet.arrival(rows[:30], T0)], T0)
+    other.feed([test_fleet.arrival(rows[:29:-1], T0)], T0)
+    whole = state.FleetState(state.FleetStatePlan())
+    whole.feed([test_fleet.arrival(rows, T0)], T0)
+    outputs = [fleet.feed([], T0 + 20_000) for fleet in (one, other, whole)]
+    assert outputs[0].closed[0].names != outputs[1].closed[0].names
+    halves = rollups.scope_totals([*outputs[0].closed, *outputs[1].closed])
+    assert [many.cell.rollups() for many in halves] == [
+        many.cell.rollups() for many in rollups.scope_totals(outputs[2].closed)
+    ]
 
 
 def test_rows_of_executors_are_files_that_only_the_driver_commits(tmp_path):

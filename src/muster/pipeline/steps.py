@@ -371,7 +371,7 @@ def _array(values: Any) -> Floats:
     elif isinstance(values, pa.Array):
         values = values.to_numpy(zero_copy_only=False)
     elif isinstance(values, np.ma.MaskedArray):
-        values = values.astype(np.float64).filled(np.nan)
+        values = np.ma.filled(values.astype(np.float64), np.nan)
     return np.array(values, np.float64)
 
 

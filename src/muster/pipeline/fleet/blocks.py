@@ -6,9 +6,9 @@ The source of the query checks messages and divides them into pieces, one for ea
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -25,6 +25,7 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 ROWS = 32_768  # of one block: a few megabytes, which fit into a cache
+PIECE_ROWS = 8192  # of pieces that are joined
 EXTRA_MAX = 1024  # metrics that are not standard, of one shard in one micro-batch
 _PERIOD_MS_MAX = 2**31 - 1
 _PARTIAL = columns.node_schema().get_field_index("partial")
@@ -71,6 +72,9 @@ class ReportPiece:
     batch: pa.RecordBatch  # columns of `PIECE_SCHEMA`
     dropped: list[tuple[int, dict[str, int]]]  # by reason, with a row of the message that reported it
 
+    def __len__(self) -> int:
+        return int(self.batch.num_rows)
+
     @classmethod
     def from_message(
         cls, sequence: int, stored_ms: int, batch: pa.RecordBatch, facts: columns.BatchInfo
@@ -93,6 +97,21 @@ class ReportPiece:
             for field in PIECE_SCHEMA
         ]
         return cls(0, pa.RecordBatch.from_arrays(arrays, schema=PIECE_SCHEMA), [])
+
+    @classmethod
+    def join(cls, pieces: Sequence[ReportPiece]) -> ReportPiece:
+        """All reports of successive pieces."""
+        if len(pieces) == 1:
+            return pieces[0]
+        batches = [piece.batch.replace_schema_metadata(None) for piece in pieces]
+        (batch,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
+        starts = np.cumsum([0, *(piece.batch.num_rows for piece in pieces)]).tolist()
+        dropped = [
+            (start + row, counts)
+            for start, piece in zip(starts, pieces, strict=False)
+            for row, counts in piece.dropped
+        ]
+        return cls(pieces[-1].sequence, batch, dropped)
 
     def rows(self) -> pa.RecordBatch:
         """As rows of the table `nodes`, without its column ``day``."""
@@ -283,15 +302,29 @@ def _extra(maps: pa.MapArray, words: MetricCodes) -> Extra:
 _NUMBERS = ("place", "stored_ms", "reported_ms", "boot", "sequence", "period_ms", "group", "zone", "state")
 
 
-def concat_blocks(parts: Iterable[ReportBlock]) -> Iterator[ReportBlock]:
-    """Join parts, in order, up to the size of a block."""
-    waiting: list[ReportBlock] = []
+P = TypeVar("P", ReportPiece, ReportBlock)
+
+
+def _in_runs(parts: Iterable[P], rows_max: int) -> Iterator[list[P]]:
+    """Successive parts with so many rows together, or one that has more."""
+    waiting: list[P] = []
     rows = 0
     for part in parts:
-        if waiting and rows + len(part) > ROWS:
-            yield ReportBlock.join(waiting)
+        if waiting and rows + len(part) > rows_max:
+            yield waiting
             waiting, rows = [], 0
         waiting.append(part)
         rows += len(part)
     if waiting:
-        yield ReportBlock.join(waiting)
+        yield waiting
+
+
+def concat_blocks(parts: Iterable[ReportBlock]) -> Iterator[ReportBlock]:
+    """Join parts, in order, up to the size of a block."""
+    return map(ReportBlock.join, _in_runs(parts, ROWS))
+
+
+def concat_pieces(pieces: Iterable[ReportPiece]) -> list[ReportPiece]:
+    """Join small pieces, in order: where there are many shards, the source has a few hundred reports of one,
+    and each piece costs some milliseconds."""
+    return list(map(ReportPiece.join, _in_runs(pieces, PIECE_ROWS)))

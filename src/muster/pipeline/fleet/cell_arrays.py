@@ -17,6 +17,7 @@ Array = npt.NDArray[Any]
 Ranks = tuple[Ints, Floats, Ints]  # rows, values, and numbers of machines
 
 _CODEC = "lz4"
+SMALL_BYTES = 1024  # of arrays that are stored as they are: a small shard has hundreds of them
 #: By their names in stored arrays. NumPy itself would parse any text as a type.
 _STORED = {
     np.dtype(kind).str: np.dtype(kind)
@@ -46,13 +47,17 @@ def starts_of(*keys: Array) -> Ints:
 
 
 def reduced_histogram(parts: Sequence[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
-    keys, counts = (np.concatenate(columns_) for columns_ in zip(*parts, strict=True))
-    bins = int(keys.max()) + 1 if len(keys) else 0
-    if bins <= 8 * len(keys):
-        summed = np.bincount(keys, weights=counts, minlength=bins)
+    """The sums of equal keys, in order."""
+    size = sum(len(keys) for keys, _ in parts)
+    bins = max((int(keys.max()) + 1 for keys, _ in parts if len(keys)), default=0)
+    if bins <= 8 * size:
+        summed = np.zeros(bins, np.int64)
+        for part, counts in parts:  # without joining them, which takes longer
+            np.add.at(summed, part, counts)
         filled = np.flatnonzero(summed)
-        return filled, summed[filled].astype(np.int64)
-    order = np.argsort(keys, kind="stable")  # parts are sorted: this merges them
+        return filled, summed[filled]
+    keys, counts = (np.concatenate(columns_) for columns_ in zip(*parts, strict=True))
+    order = np.argsort(keys, kind="stable")  # parts are mostly sorted: this merges them
     keys = keys[order]
     starts = starts_of(keys)
     return keys[starts], np.add.reduceat(counts[order], starts)
@@ -162,7 +167,7 @@ def _descending(row: Ints, values: Floats, codes: Ints) -> Ints:
 
 def packed(array: Array) -> tuple[int, str, bytes]:
     """Integers in the smallest type that holds them, compressed. Other numbers are hardly compressible."""
-    if array.dtype == np.float64:
+    if array.dtype == np.float64 or array.nbytes <= SMALL_BYTES:
         return UNCOMPRESSED, array.dtype.str, array.tobytes()
     if array.dtype == np.int64 and array.size:
         least, most = int(array.min()), int(array.max())
@@ -183,8 +188,7 @@ def packed_figures(count: Ints, sums: Floats, least: Floats, most: Floats) -> li
     """Most cells of small groups have one report: its value is the sum, the minimum and the maximum."""
     is_empty = count == 0
     differs = (least != np.where(is_empty, np.inf, sums)) | (most != np.where(is_empty, -np.inf, sums))
-    bits = np.packbits(differs).astype(np.int64)
-    return [packed(array) for array in (bits, sums[~is_empty], least[differs], most[differs])]
+    return [packed(array) for array in (np.packbits(differs), sums[~is_empty], least[differs], most[differs])]
 
 
 def unpacked_figures(stored: Sequence[Any], count: Ints) -> tuple[Floats, Floats, Floats]:
@@ -239,12 +243,16 @@ def unpacked_ranks(stored: Sequence[Any]) -> Ranks:
 
 
 def packed_names(names: pa.StringArray) -> list[Any]:
+    if not len(names):
+        return []
     sizes = pc.binary_length(names).to_numpy().astype(np.int64)
     text = pc.binary_join(pa.ListArray.from_arrays([0, len(names)], names), "")
     return [packed(sizes), text[0].as_py()]
 
 
 def unpacked_names(stored: Sequence[Any]) -> pa.StringArray:
+    if not stored:
+        return pa.array([], pa.string())
     sizes, text = stored
     ends = np.cumsum(unpacked(sizes, np.int64), dtype=np.int32)
     buffers = [None, pa.py_buffer(np.r_[np.int32(0), ends]), pa.py_buffer(text.encode())]

@@ -97,9 +97,10 @@ class CellTable:
         self._extra: list[tuple[Ints, Ints, Floats]] = []  # rows, codes, figures
         # Keys are row * _WIDTH + metric * BUCKETS + bucket.
         self._histogram: list[tuple[Ints, Ints]] = []
+        self._ascends = True  # the keys of each part
         self._ranks: dict[str, list[cell_arrays.Ranks]] = {}
         self._is_ranked: set[str] = set()  # of which there are only the highest, in one part
-        self.machine_names = _NO_NAMES  # of the machines in rankings, if they are not those of a shard
+        self._machine_names = [_NO_NAMES]
         self._figures: Floats | None = None
         self._extras: list[dict[str, ExtraMetric]] | None = None
         self._rollups: list[dict[str, columns.MetricRollup]] | None = None
@@ -107,6 +108,13 @@ class CellTable:
 
     def __len__(self) -> int:
         return len(self.total)
+
+    @property
+    def machine_names(self) -> pa.StringArray:
+        """Of the machines in rankings, if they are not those of a shard."""
+        if len(self._machine_names) > 1:
+            self._machine_names = [pa.concat_arrays(self._machine_names)]
+        return self._machine_names[0]
 
     def grow(self, rows: int) -> None:
         """Make sure that there are so many rows."""
@@ -220,16 +228,15 @@ class CellTable:
             if len(targets) < len(order):
                 values = merge.reduceat(values, starts, axis=-1)
             array[..., targets] = merge(array[..., targets], values)
-        is_sorted = bool((np.diff(rows) > 0).all())
-        for keys, counts in other._histogram:
-            part = (rows[keys // _WIDTH] * _WIDTH + keys % _WIDTH, counts)
-            self._histogram.append(part if is_sorted else cell_arrays.reduced_histogram([part]))
+        for keys, counts in other._ascending():
+            self._histogram.append((_moved(keys, rows), counts))
+        self._ascends = self._ascends and bool((np.diff(rows) > 0).all())
         codes = np.array([self._words.setdefault(name, len(self._words)) for name in other._words], np.int64)
         for row, word, figures in other._extra:
             moved = rows[row], codes[word], figures
             self._extra.append(cell_arrays.reduced_extra([moved]) if len(targets) < len(order) else moved)
-        first = len(self.machine_names)
-        self.machine_names = pa.concat_arrays([self.machine_names, other.machine_names])
+        first = sum(map(len, self._machine_names))
+        self._machine_names += other._machine_names
         self._is_ranked -= other._ranks.keys()
         for name, parts in other._ranks.items():
             self._ranks.setdefault(name, []).extend(
@@ -249,10 +256,9 @@ class CellTable:
         table = CellTable()
         for name in _ARRAYS:
             setattr(table, name, getattr(self, name)[..., rows])
-        for keys, counts in self._histogram:
-            row = keys // _WIDTH
-            kept = _chosen(place[row])
-            table._histogram.append(((keys + (place[row] - row) * _WIDTH)[kept], counts[kept]))
+        for keys, counts in self._ascending():
+            kept = _chosen(np.repeat(place, _sizes(keys, len(place))))
+            table._histogram.append((_moved(keys, place)[kept], counts[kept]))
         table._words = dict(self._words)
         for row, word, figures in self._extra:
             kept = _chosen(place[row])
@@ -263,7 +269,7 @@ class CellTable:
                 kept = _chosen(place[row])
                 table._ranks[name].append((place[row[kept]], values[kept], machines[kept]))
         table._is_ranked = set(self._is_ranked)
-        table.machine_names = self.machine_names
+        table._machine_names = list(self._machine_names)
         table.dropped = {int(place[row]): counts for row, counts in self.dropped.items() if place[row] >= 0}
         table.merged = {int(place[row]): sketch for row, sketch in self.merged.items() if place[row] >= 0}
         return table
@@ -272,8 +278,9 @@ class CellTable:
 
     def compact(self, most: int) -> None:
         """Join what was added in parts. ``most``: the length of rankings; 0: they stay as they are."""
-        if len(self._histogram) > 1:
+        if len(self._histogram) > 1 or not self._ascends:
             self._histogram = [cell_arrays.reduced_histogram(self._histogram)]
+            self._ascends = True
         if len(self._extra) > 1:
             self._extra = [cell_arrays.reduced_extra(self._extra)]
         if most:
@@ -281,14 +288,22 @@ class CellTable:
                 self._ranks[name] = [cell_arrays.highest(self._ranks[name], most)]
                 self._is_ranked.add(name)
 
-    def name_machines(self, names: pa.StringArray) -> None:
-        """Let rankings have the names of their machines, of which only the numbers are known."""
+    def _ascending(self) -> list[tuple[Ints, Ints]]:
+        """The histogram in parts whose keys ascend."""
+        if not self._ascends:
+            self.compact(0)
+        return self._histogram
+
+    def name_machines(self, names: pa.StringArray | None = None) -> None:
+        """Let the table have the names of the machines in its rankings, and no others. ``names``: of those of
+        a shard, if only their numbers are known."""
+        names = self.machine_names if names is None else names
         is_used = np.zeros(len(names), np.bool_)
         for parts in self._ranks.values():
             for _, _, machines in parts:
                 is_used[machines] = True
         self.renumber_machines(np.cumsum(is_used) - 1)
-        self.machine_names = names.filter(pa.array(is_used))
+        self._machine_names = [names.filter(pa.array(is_used))]
 
     def renumber_machines(self, moved: Ints) -> None:
         """``moved``: the new number of each machine, -1 of a removed one."""
@@ -311,7 +326,7 @@ class CellTable:
     def ranks_only(self) -> CellTable:
         """A table of the same rows that has only the rankings."""
         table = CellTable(len(self))
-        table._ranks, table.machine_names = self._ranks, self.machine_names
+        table._ranks, table._machine_names = self._ranks, list(self._machine_names)
         return table
 
     def ranked(self) -> dict[str, cell_arrays.Ranks]:
@@ -441,7 +456,7 @@ class CellTable:
         table._ranks = {
             name: [cell_arrays.unpacked_ranks(part) for part in parts] for name, parts in ranks.items()
         }
-        table.machine_names = cell_arrays.unpacked_names(*names) if names else _NO_NAMES
+        table._machine_names = [cell_arrays.unpacked_names(*names) if names else _NO_NAMES]
         table.dropped = dropped
         table.merged = {row: sketches.DistinctSketch.from_bytes(sketch) for row, sketch in merged.items()}
         return table
@@ -451,6 +466,16 @@ def bucket_of(values: Floats) -> Ints:
     buckets = sketches.buckets(values, MANTISSA_BITS)
     buckets -= _FIRST - 1
     return np.clip(buckets, 0, BUCKETS - 1, out=buckets)
+
+
+def _sizes(keys: Ints, rows: int) -> Ints:
+    """How many keys of a histogram, which ascend, belong to each row: a division of each takes far longer."""
+    return np.diff(np.searchsorted(keys, np.arange(rows + 1) * _WIDTH))
+
+
+def _moved(keys: Ints, rows: Ints) -> Ints:
+    """The keys of a histogram, with the number of each row replaced."""
+    return keys + np.repeat((rows - np.arange(len(rows))) * _WIDTH, _sizes(keys, len(rows)))
 
 
 def _chosen(place: Ints) -> Bools | slice:

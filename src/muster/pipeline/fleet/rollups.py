@@ -116,6 +116,7 @@ def _listed(
     top: int,
 ) -> list[ScopeTotals]:
     table.compact(top)
+    table.name_machines()
     table.figures()  # several threads read them later
     return [
         ScopeTotals(

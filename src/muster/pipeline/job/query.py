@@ -180,6 +180,7 @@ class ShardProcessor:
                 batch, facts = columns.decode(row["summaries"])
                 summaries.append(blocks.DecodedMessage(sequence, stored_ms, batch, facts))
                 self._summaries = max(self._summaries, sequence)
+        pieces = blocks.concat_pieces(pieces)
         self._spent("open")
         return pieces, summaries
 

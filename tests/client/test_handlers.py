@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -84,6 +85,65 @@ async def test_a_request_whose_handler_fails_is_answered_at_once_with_the_error(
     assert {entry["handler"] for entry in facts} == {"price"}
     assert "in the handler price, for a message of prices/chair" in caplog.text
     assert "1 / order.boxes" in caplog.text, "the traceback"
+
+
+@pytest.mark.parametrize("kind", [ValueError, errors.NotFound])
+@pytest.mark.parametrize("text", ["file \udcff", "a\x00b\n\x1b[31m", "x" * 2_000_000])
+async def test_any_text_of_an_error_is_an_answer(m: front.AsyncMuster, kind: type[Exception], text: str):
+    @m.on("failing")
+    async def failing(_: str) -> str:
+        raise kind(text)
+
+    for _ in range(2):  # the handler goes on
+        with pytest.raises(muster.MusterError, match=r"x{900}|file|a.b") as failed:
+            await m.request("failing", "", timeout_s=1)
+        assert not isinstance(failed.value, errors.Unavailable)
+
+
+async def test_a_result_that_cannot_be_sent_is_an_error(m: front.AsyncMuster):
+    @m.on("report")
+    async def report(size: int) -> Any:
+        return "x" * size if size else object()
+
+    assert len((await m.request("report", "1000")).text) == 1000
+    with pytest.raises(errors.LimitExceeded, match="maximum"):
+        await m.request("report", "5000000", timeout_s=1)
+    with pytest.raises(errors.InvalidInput, match="not object"):
+        await m.request("report", "0", timeout_s=1)
+
+
+class Discount:
+    def __init__(self, percent: int) -> None:
+        self.percent = percent
+
+    async def __call__(self, order: Order) -> str:
+        return str(order.boxes * self.percent)
+
+
+def scaled(factor: int, order: Order) -> str:
+    return str(order.boxes * factor)
+
+
+async def test_any_callable_is_a_handler_and_its_type_is_known(m: front.AsyncMuster):
+    class Local(msgspec.Struct):
+        boxes: int
+
+    @m.on("closure")
+    async def closure(order: Local) -> str:
+        assert isinstance(order, Local)
+        return str(order.boxes)
+
+    m.on("object")(Discount(3))
+    m.on("partial")(functools.partial(scaled, 2))
+    for topic, answer in (("object", "15"), ("partial", "10"), ("closure", "5")):
+        assert (await m.request(topic, {"boxes": 5})).text == answer
+
+
+def test_a_type_that_is_not_known_is_reported():
+    def handler(order: Hidden) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+    with pytest.warns(UserWarning, match="handler receives messages as they are: its type Hidden"):
+        assert services.reader(handler)("the message") == ("the message",)
 
 
 async def test_an_error_of_another_service_of_nats_is_an_error_too(m: front.AsyncMuster):
@@ -176,6 +236,15 @@ async def test_a_failing_message_is_repeated_later_and_becomes_a_dead_letter_wit
     facts = [facts for facts, _ in failures(caplog)]
     assert [(entry["attempt"], str(entry["topic"])) for entry in facts] == [(n, ORDERS) for n in (1, 2, 3)]
     assert facts[0]["handler"].endswith("order")
+
+
+async def test_an_error_with_text_that_cannot_be_sent_is_the_reason_of_a_dead_letter(m: front.AsyncMuster):
+    @m.on(ORDERS, retry=FAST)
+    async def order(text: str) -> None:
+        raise ValueError("file \udcff")
+
+    await m.queue("orders").send("table")
+    assert await dead_letter(m) == ("table", "3 attempts; last error: ValueError: file ?")
 
 
 async def test_the_settings_of_the_queue_are_a_limit_too_and_keep_the_last_error(m: front.AsyncMuster):

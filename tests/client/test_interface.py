@@ -78,6 +78,42 @@ async def test_content_that_is_no_json_is_refused(domain: memory_domain.TestedDo
         await domain.publish("a", unknown)
 
 
+async def test_text_that_utf8_cannot_encode_is_refused(domain: memory_domain.TestedDomain):
+    for work in (
+        domain.publish("a", "\ud800"),
+        domain.request("a", {"name": "\ud800"}),
+        domain.contexts.put("a", "\ud800"),
+        domain.queue("a").send("\ud800"),
+        domain.queue("a").send({"name": "\ud800"}),
+    ):
+        with pytest.raises(errors.InvalidInput, match="surrogate"):
+            await work
+
+
+@pytest.mark.parametrize("option", ["ttl_s", "delay_s"])
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
+async def test_a_time_that_no_message_has_is_refused(
+    domain: memory_domain.TestedDomain, option: str, seconds: float
+):
+    options: dict[str, Any] = {option: seconds}
+    with pytest.raises(errors.InvalidInput, match=f"{option} is 0 to 100 years"):
+        await domain.queue("a").send("", **options)
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+async def test_a_watcher_ends_with_the_connection(domain: memory_domain.TestedDomain, prefix: bool):
+    async def watch() -> None:
+        async for _ in domain.contexts.watch("a", prefix=prefix):
+            pass
+
+    await domain.contexts.put("a", "b")
+    watching = asyncio.create_task(watch())
+    await domain.advance(1)
+    await domain.bus.close()
+    with pytest.raises(errors.NotConnected):
+        await asyncio.wait_for(watching, 60)
+
+
 async def test_changes_of_a_prefix_arrive_in_the_order_of_the_log(domain: memory_domain.TestedDomain):
     put = domain.contexts.put
     await put("printers/1", "before")

@@ -25,6 +25,8 @@ SOURCE = blocks.ROOT / "src"
 QUOTED = re.compile(r"(?<!`)`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\(.*?\))?`(?!`)")
 SUBJECT = re.compile(r"muster\.\w+\.(?:from|to|all|log)\.")
 FILE = re.compile(r"\.(?:toml|json|jsonl|yaml|md|db|service|log|key|py)\Z")
+#: Renamed for a reader: `muster.blocking`, and exact columns beside the columns of codes.
+RENAMED = {"muster.blocking_connection", "muster.predicates.backends.columns"}
 ALIASES = {"m": "AsyncMuster"}  # as in the examples of `muster.open`
 
 
@@ -38,6 +40,8 @@ class NamedModule:
         self.named: list[tuple[int, str]] = []  # the line of the documented object, and a name
         self.words = {*self.path.parts, self.path.stem}
         self.aliases: dict[str, str] = {}
+        self.bound: set[str] = set()  # names that it gives
+        self.renamed: dict[str, set[str]] = defaultdict(set)  # modules that it imports under other names
         self.classes: dict[str, tuple[set[str], set[str]]] = {}  # members, bases
         tree = ast.parse(path.read_text())
         self.members = set(defined(tree.body))
@@ -53,7 +57,22 @@ class NamedModule:
                 self.words.update(re.findall(r"\w+", text))
             case ast.Import() | ast.ImportFrom():
                 self.aliases |= {alias.asname: alias.name for alias in node.names if alias.asname}
+                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("muster"):
+                    for alias in node.names:
+                        place = f"{node.module}.{alias.name}"
+                        if alias.asname and alias.name.islower() and place not in RENAMED:
+                            self.renamed[alias.name].add(place)
+                self.bound |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+            case ast.Name(id=name) | ast.arg(arg=name) | ast.MatchAs(name=str(name)):
+                self.bound.add(name)
+            case (
+                ast.FunctionDef(name=name)
+                | ast.AsyncFunctionDef(name=name)
+                | ast.ExceptHandler(name=str(name))
+            ):
+                self.bound.add(name)
             case ast.ClassDef():
+                self.bound.add(node.name)
                 stored = (each for each in ast.walk(node) if isinstance(each, ast.Attribute))
                 members = {each.attr for each in stored if isinstance(each.ctx, ast.Store)}
                 bases = {ast.unparse(base).rpartition(".")[2] for base in node.bases}
@@ -152,39 +171,15 @@ def test_names_in_docstrings_exist():
     assert missing == []
 
 
-#: Renamed for a reader: `muster.blocking`, and exact columns beside the columns of codes.
-RENAMED = {"muster.blocking_connection", "muster.predicates.backends.columns"}
-
-
-def renamings(path: Path) -> Iterator[str]:
-    """The modules of ours that ``path`` imports under another name, though nothing else there has theirs."""
-    bound: set[str] = set()
-    renamed: dict[str, list[str]] = defaultdict(list)
-    for node in ast.walk(ast.parse(path.read_text())):
-        match node:
-            case ast.ImportFrom(module=str(package)):
-                for alias in node.names:
-                    if (alias.asname or alias.name) == alias.name or not package.startswith("muster"):
-                        bound.add(alias.asname or alias.name)
-                    elif alias.name.islower():
-                        renamed[alias.name].append(f"{package}.{alias.name}")
-            case ast.Import():
-                bound |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
-            case ast.Name(id=name) | ast.arg(arg=name) | ast.MatchAs(name=str(name)):
-                bound.add(name)
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                bound.add(name)
-            case ast.ExceptHandler(name=str(name)):
-                bound.add(name)
-    for name, imported in renamed.items():
-        if name not in bound and len(set(imported)) == 1 and not hasattr(builtins, name):
-            yield from set(imported) - RENAMED
-
-
 def test_modules_keep_their_names_where_nothing_else_has_them():
-    assert [
-        f"{module.path}: {name}" for module in modules() for name in renamings(SOURCE / module.path)
-    ] == []
+    renamed = [
+        f"{module.path}: {place}"
+        for module in modules()
+        for name, places in module.renamed.items()
+        for place in places
+        if name not in module.bound and len(places) == 1 and not hasattr(builtins, name)
+    ]
+    assert renamed == []
 
 
 def test_names_in_decision_records_exist():

@@ -75,9 +75,13 @@ class AsyncContexts:
                 f"the value of a context is text or bytes, not {type(value).__name__}",
                 hint="encode it, for example with json.dumps; attributes can be numbers",
             )
+        try:
+            data = value.encode() if isinstance(value, str) else value
+        except UnicodeEncodeError as error:
+            raise errors.InvalidInput(f"the value of a context contains no surrogates: {error}") from error
         return await self._client.put(
             key,
-            value.encode() if isinstance(value, str) else value,
+            data,
             attributes=attributes,
             lease_s=lease_s,
             expected_version=if_version,

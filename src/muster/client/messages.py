@@ -37,7 +37,9 @@ def encode(content: Content) -> bytes:
         return content
     try:
         return content.encode() if isinstance(content, str) else msgspec.json.encode(content)
-    except TypeError as error:
+    except UnicodeEncodeError as error:
+        raise errors.InvalidInput(f"a message that is text contains no surrogates: {error}") from error
+    except (TypeError, RecursionError) as error:
         raise errors.InvalidInput(
             f"a message is text, bytes or JSON, not {type(content).__name__}: {error}"
         ) from error
@@ -62,8 +64,9 @@ def raise_error(reply: api.Message) -> None:
 
 
 def to_subject(topic: str) -> str:
+    subject = topics.Topic.parse(topic).subject
     warn_of_dots(topic)
-    return topics.Topic.parse(topic).subject
+    return subject
 
 
 def warn_of_dots(topic: str) -> None:

@@ -27,7 +27,8 @@ import inspect
 import threading
 import types
 import typing
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+import warnings
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,10 +77,6 @@ class HandlerExit(BaseException):
 
 def reader(handler: Handler) -> Reader:
     """A function that returns the arguments of the handler for a message."""
-    try:
-        hints = typing.get_type_hints(handler)
-    except NameError:  # a type that exists for type checkers only
-        hints = {}
     parameters = [
         parameter
         for parameter in inspect.signature(handler).parameters.values()
@@ -92,10 +89,29 @@ def reader(handler: Handler) -> Reader:
         )
     if not parameters:
         return lambda message: ()
-    kind = hints.get(parameters[0].name, Any)
+    kind = _type_of(parameters[0], handler)
     if isinstance(kind, types.UnionType) and len(kinds := set(kind.__args__) - {types.NoneType}) == 1:
         (kind,) = kinds  # the value of a change may be None
     return lambda message: (_argument(message, kind),)
+
+
+def _type_of(parameter: inspect.Parameter, handler: Handler) -> Any:
+    """The declared type of a parameter; Any if it has none, or if it cannot be found."""
+    if parameter.annotation is parameter.empty:
+        return Any
+    function = handler.func if isinstance(handler, functools.partial) else handler
+    function = inspect.unwrap(function if hasattr(function, "__code__") else type(function).__call__)
+    declared = types.SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
+    enclosing = {**getattr(function, "__globals__", {}), **inspect.getclosurevars(function).nonlocals}
+    try:
+        return typing.get_type_hints(declared, enclosing)[parameter.name]
+    except NameError:
+        warnings.warn(
+            f"{name_of(handler)} receives messages as they are: its type {parameter.annotation} is not known "
+            "where messages arrive; define or import it at the top of its module",
+            stacklevel=2,
+        )
+        return Any
 
 
 def _argument(message: Any, kind: Any) -> Any:
@@ -228,19 +244,18 @@ async def serve_topic(subscription: messages.AsyncSubscription, caller: Caller, 
 
     async def work() -> None:
         async for message in subscription:
-            reply: tuple[bytes, Mapping[str, str] | None] | None = None
+            received = message.received
+            assert received is not None  # it is of a subscription
             try:
-                received = message.received
-                result = await caller(message, message.topic, received.trace if received else None)
-                reply = None if result is None else (messages.encode(result), None)
+                result = await caller(message, message.topic, received.trace)
+                if result is not None and message.wants_reply:
+                    await received.respond(messages.encode(result))
             except Exception as error:  # noqa: BLE001 - the next message is handled
                 failed(caller.handler, error, message.topic)
-                reply = messages.error_reply(_fault(caller.handler, error)) if replies else None
-            if reply is not None and message.received is not None and message.received.reply:
-                try:
-                    await message.received.respond(reply[0], headers=reply[1])
-                except errors.MusterError as error:
-                    failed(caller.handler, error, message.topic)
+                if replies and message.wants_reply:
+                    with contextlib.suppress(errors.MusterError):  # the connection is lost
+                        data, headers = messages.error_reply(_fault(caller.handler, error))
+                        await received.respond(data, headers=headers)
 
     async with subscription:
         await in_parallel(concurrency, work)
@@ -249,8 +264,8 @@ async def serve_topic(subscription: messages.AsyncSubscription, caller: Caller, 
 def _fault(handler: Handler, error: Exception) -> error_replies.ErrorReply:
     if isinstance(error, errors.MusterError):
         return error_replies.to_error_reply(error)
-    text = f"{name_of(handler)} failed: {type(error).__name__}: {error}"
-    return error_replies.ErrorReply(code="handler-failed", message=text[: retries.ERROR_CHARACTERS_MAX])
+    text = retries.described(f"{name_of(handler)} failed: {type(error).__name__}: {error}")
+    return error_replies.ErrorReply(code="handler-failed", message=text)
 
 
 async def serve_queue(

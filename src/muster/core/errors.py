@@ -31,6 +31,13 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 
+def sendable(text: str) -> str:
+    """``text`` without lone surrogates, which come from JSON and from names of files, and which UTF-8 cannot
+    encode.
+    """
+    return text.encode(errors="replace").decode()
+
+
 class MusterError(Exception):
     """Base of all Muster errors. ``hint`` describes the remedy, if there is one."""
 

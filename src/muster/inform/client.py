@@ -214,13 +214,18 @@ class InformClient:
             except errors.TimedOut:
                 continue
             except errors.Unavailable:
-                await asyncio.sleep(RETRY_S)
+                await self._before_repeating()
                 continue
             if not history.complete:
                 raise errors.NotFound(f"the log has no version {position}: it was restored")
             for change in history.changes:
                 yield change
             position = history.position
+
+    async def _before_repeating(self) -> None:
+        if self._bus.state is api.ConnectionState.CLOSED:
+            raise errors.NotConnected("the connection is closed")
+        await asyncio.sleep(RETRY_S)
 
     async def log_position(self) -> int:
         """The version of the latest change of any context."""
@@ -239,7 +244,7 @@ class InformClient:
         except errors.TimedOut:
             return ()
         except errors.Unavailable:
-            await asyncio.sleep(RETRY_S)
+            await self._before_repeating()
             return ()
         if after_version and not history.complete:
             raise errors.NotFound(

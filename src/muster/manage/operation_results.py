@@ -47,8 +47,7 @@ def truncate_observation(observed: protocol.ObservedState, digest: str = "") -> 
                 properties = {"left_out": f"more than {PROPERTIES_BYTES_MAX} bytes"}
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             properties = {"left_out": str(error)[:200]}
-    # A lone surrogate, as in a file name that is not UTF-8, cannot be sent.
-    reason = observed.reason[:OBSERVED_REASON_MAX].encode("utf-8", "replace").decode()
+    reason = errors.sendable(observed.reason[:OBSERVED_REASON_MAX])  # it may quote a file name
     return msgspec.structs.replace(
         observed, reason=reason, digest=(observed.digest or digest)[:DIGEST_MAX], properties=properties
     )

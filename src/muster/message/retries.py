@@ -38,4 +38,9 @@ class Retry:
         return min(self.delay_s * factor, max(self.delay_s_max, self.delay_s))
 
 
+def described(text: str) -> str:
+    """What the reason of a dead letter contains of a text."""
+    return errors.sendable(text[:ERROR_CHARACTERS_MAX])
+
+
 AT_ONCE: Final = Retry(delay_s=0.0)  # as JMS requires

@@ -14,7 +14,7 @@ import msgspec
 
 from muster.core import errors
 
-TEXT_MAX = 4096  # characters of one fact: a parse error has the parsed text
+TEXT_MAX = 4096  # characters of one text: a parse error has the parsed text
 
 
 class ErrorReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -34,15 +34,19 @@ def to_error_reply(error: errors.MusterError) -> ErrorReply:
     return ErrorReply(
         code=error.code,
         kind=getattr(kind, "code", ""),
-        message=error.message,
-        hint=error.hint,
+        message=_text(error.message),
+        hint=error.hint and _text(error.hint),
         exit_code=error.exit_code,
         facts={
-            name: value[:TEXT_MAX] if isinstance(value, str) else value
+            name: _text(value) if isinstance(value, str) else value
             for name, value in values.items()
             if value is not None
         },
     )
+
+
+def _text(text: str) -> str:
+    return errors.sendable(text[:TEXT_MAX])
 
 
 def from_error_reply(fault: ErrorReply) -> errors.MusterError:

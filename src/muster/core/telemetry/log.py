@@ -22,6 +22,7 @@ from typing import Any, TextIO
 
 import msgspec
 
+from muster.core import errors
 from muster.core.telemetry import otlp, trace
 
 ROOT = "muster"
@@ -192,5 +193,5 @@ class RecordHandler(logging.Handler):
 
 
 def _clean(value: Any) -> Any:
-    """Text that can be encoded: a lone surrogate in a hostile name must not cost the event."""
-    return value.encode(errors="replace").decode() if isinstance(value, str) else value
+    """A lone surrogate in a hostile name must not cost the event."""
+    return errors.sendable(value) if isinstance(value, str) else value

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from muster.core import errors
 from muster.core.telemetry import trace
 
 CUMULATIVE = 2  # the OTLP aggregation temporality
@@ -109,12 +110,16 @@ def encode_spans(spans: Iterable[FinishedSpan], resource: Mapping[str, str]) -> 
             "spanId": span.context.span_id,
             **({"parentSpanId": span.parent_id} if span.parent_id else {}),
             **({"traceState": span.context.state} if span.context.state else {}),
-            "name": _text(span.name),
+            "name": errors.sendable(span.name),
             "kind": int(span.kind),
             "startTimeUnixNano": str(span.start_ns),
             "endTimeUnixNano": str(span.end_ns),
             "attributes": _attributes(span.facts),
-            **({"status": {"code": _FAILED, "message": _text(span.problem)}} if span.problem else {}),
+            **(
+                {"status": {"code": _FAILED, "message": errors.sendable(span.problem)}}
+                if span.problem
+                else {}
+            ),
         }
         for span in spans
     ]
@@ -173,7 +178,7 @@ def _histograms(family: MetricFamily, times: Mapping[str, str]) -> list[dict[str
 
 
 def _attributes(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [{"key": _text(key), "value": _value(value)} for key, value in facts.items()]
+    return [{"key": errors.sendable(key), "value": _value(value)} for key, value in facts.items()]
 
 
 def _value(value: Any) -> dict[str, Any]:
@@ -184,12 +189,7 @@ def _value(value: Any) -> dict[str, Any]:
             return {"intValue": str(value)}
         case float():
             return {"doubleValue": _double(value)}
-    return {"stringValue": _text(value if isinstance(value, str) else str(value))}
-
-
-def _text(text: str) -> str:
-    """Without lone surrogates: an error that quotes one must not stop the export of all others."""
-    return text.encode(errors="replace").decode()
+    return {"stringValue": errors.sendable(value if isinstance(value, str) else str(value))}
 
 
 def _double(value: float) -> float | str:

@@ -313,8 +313,8 @@ class _Settlement:
         self._settle(mark_received)
 
     def nack(self, reason: str = "") -> None:
-        text = f"rejected: {reason}" if reason else "rejected"
-        self._settle(lambda: self._release(reason=text[: retries.ERROR_CHARACTERS_MAX]))
+        text = retries.described(f"rejected: {reason}" if reason else "rejected")
+        self._settle(lambda: self._release(reason=text))
 
     def retry(self, after_s: float = 0.0) -> None:
         if not 0 <= after_s <= retries.DELAY_S_MAX:
@@ -325,7 +325,7 @@ class _Settlement:
         received, session = self._received, self._session
         if not session.forget_received(received):
             return
-        text = f"{type(error).__name__}: {error}"[: retries.ERROR_CHARACTERS_MAX]
+        text = retries.described(f"{type(error).__name__}: {error}")
         attempt = received.message.delivery_count
         delay_s = retry.delay_after(attempt)
         if retry.attempts and attempt >= retry.attempts and received.key:

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from muster.core import messages
+from muster.core import errors, messages
 
 MAX_BYTES = 4 << 20
 SERVICE_NAME = "service.name"
@@ -35,8 +35,7 @@ def named(name: str, labels: Iterable[tuple[str, str]]) -> str:
 
 
 def _valid(name: str) -> str:
-    """JSON can contain lone surrogates, which UTF-8 cannot encode."""
-    return name[:NAME_MAX].encode("utf-8", "replace").decode()
+    return errors.sendable(name[:NAME_MAX])  # it may be of JSON
 
 
 def _put(figures: Figures, service: str, name: str, value: Any) -> None:

@@ -24,7 +24,7 @@ from tests.cli import driver
 PORTS = ("--set", "sensor.http_port=0", "--set", "sensor.statsd_port=0")
 BESIDE = {  # processes that a user starts beside the domain's own
     "amqp": ("run", "amqp", "--set", "amqp.port=0", "--set", "amqp.processes=2"),
-    "n9": ("inform", "node", "--name", "n9"),
+    "n9": ("run", "inform", "--name", "n9"),
     "m9": ("run", "sensor", "--name", "m9", *PORTS),
     "c9": ("run", "channel", "--name", "c9"),
     "sim": ("simulate", "sensors", "--machines", "3"),

@@ -71,10 +71,7 @@ async def beside(version: Version, home: Path, suffix: str) -> AsyncIterator[Non
         for arguments, line in (
             ((*worker, "manager", f"manager-{suffix}"), f"is ready: Muster {version.number}"),
             ((*worker, "agent", f"agent-{suffix}"), f"is ready: Muster {version.number}"),
-            (
-                ("-m", "muster", "inform", "node", "--name", node, "--view", f"{home}/{node}.db"),
-                "is up",
-            ),
+            (("-m", "muster", "run", "inform", "--name", node), "is up"),
         ):
             process = await child_process.start(sys.executable, *arguments, env=version.environment(home))
             await stack.enter_async_context(process)

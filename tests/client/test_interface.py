@@ -167,6 +167,21 @@ async def test_a_watcher_of_a_prefix_that_the_log_has_not_reached_gets_an_error(
             pass
 
 
+# Resources
+
+
+async def test_a_machine_is_described_under_one_name(domain: memory_domain.TestedDomain):
+    web = {"name": "web", "type": "process", "agent": "local", "config": {"command": ["serve"]}}
+    await domain.fleet.apply({"resources": [web]}, wait_s=30)
+    machine = await domain.fleet.machine("local")
+    assert machine.agent is not None
+    assert (machine.agent.name, [row.name for row in machine.resources]) == ("local", ["web"])
+    assert (machine.report, machine.alerts, machine.receivers) == (None, [], [])
+    with pytest.raises(errors.NotFound, match="no agent and no sensor is named 'lokal'") as missing:
+        await domain.fleet.machine("lokal")
+    assert missing.value.hint == "agents: local"
+
+
 # Events
 
 

@@ -24,12 +24,19 @@ StartNode = Callable[[str, pathlib.Path], Awaitable[child_process.ChildProcess]]
 
 @pytest.fixture
 def start_one(start_process, tmp_path) -> StartNode:
-    """A node's process at that broker, with its view there."""
+    """A node's process at that broker, with its view below that folder."""
 
-    async def start(url: str, view: pathlib.Path) -> child_process.ChildProcess:
+    async def start(url: str, folder: pathlib.Path) -> child_process.ChildProcess:
         child: child_process.ChildProcess = await start_process(
-            *driver.command_line("inform", "node", "--name", "n1", "--view", str(view), "--server", url),
-            *("--set", "replicas=1", "--set", "timeout_s=2"),
+            *driver.command_line("run", "inform", "--name", "n1", "--server", url),
+            *(
+                "--set",
+                "inform.replicas=1",
+                "--set",
+                "inform.timeout_s=2",
+                "--set",
+                f"domain.data_dir={folder}",
+            ),
             env={"MUSTER_HOME": str(tmp_path), "NO_COLOR": "1"},
         )
         await child.line("is up", timeout_s=60)
@@ -52,8 +59,8 @@ async def check(contexts: client.InformClient, numbers: range) -> None:
 async def test_a_node_with_a_full_disk_continues_and_its_view_catches_up(
     broker, connect, start_one, small_disk
 ):
-    view = small_disk / "n1.db"
-    node = await start_one(broker.url, view)
+    view = small_disk / "local" / "inform" / "n1.db"
+    node = await start_one(broker.url, small_disk)
     contexts = client.InformClient(await connect("ann"))
     for number in range(10):
         await contexts.put(f"k{number}", value_of(number))
@@ -75,7 +82,7 @@ async def test_a_node_with_a_full_disk_continues_and_its_view_catches_up(
 
     await eventually(caught_up, timeout_s=60)
     await node.kill()
-    await start_one(broker.url, view)
+    await start_one(broker.url, small_disk)
     await check(contexts, range(40))
 
 
@@ -90,7 +97,7 @@ async def test_a_broker_whose_disk_is_full_refuses_loses_nothing_and_recovers(
         brokers.Broker(settings) as broker,
         await bus_client.connect((broker.url,), identity="ann") as bus,
     ):
-        await start_one(broker.url, tmp_path / "n1.db")
+        await start_one(broker.url, tmp_path)
         contexts = client.InformClient(bus, timeout_s=30.0)
         for number in range(10):
             await contexts.put(f"k{number}", value_of(number))

@@ -20,7 +20,7 @@ from muster.core import errors, health
 from muster.core.settings import loader
 from muster.inform import client, protocol, service_entries
 from muster.testing.eventually import eventually
-from muster.trust import keyring
+from muster.trust import identity_roles, keyring
 from muster.trust.permissions import roles
 from tests.cli import driver
 
@@ -133,7 +133,7 @@ async def _link(contexts: client.InformClient, bus: api.Bus) -> str:
 
 def test_a_role_that_was_revoked_or_changed_has_no_rights_any_more(tmp_path):
     trust = keyring.Keyring.create(tmp_path / "keys", "lab")
-    role_of = part.node_arguments(load_settings(tmp_path), trust)["role_of"]
+    role_of = identity_roles.IdentityRoles(trust)
     assert role_of("olga") is None
     trust.issue("olga", roles.Role.OPERATOR)
     trust.issue("ann", roles.Role.USER)
@@ -204,7 +204,7 @@ write = ["role:operator"]
         await running.connect("olga", roles.Role.OPERATOR) as olga,
     ):
         child = await start_process(
-            *driver.command_line("inform", "node", "--name", "beside", "--view", str(tmp_path / "beside.db")),
+            *driver.command_line("run", "inform", "--name", "beside"),
             env={"MUSTER_HOME": str(place), "NO_COLOR": "1"},
         )
         await child.line("is up", timeout_s=60)

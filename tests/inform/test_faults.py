@@ -24,8 +24,8 @@ def node_process(broker, start_process, tmp_path) -> StartNode:
     async def start(name: str) -> child_process.ChildProcess:
         quick = ("refresh_s=0.3", "lost_after_s=2", "timeout_s=1.5", "history=5000")
         child: child_process.ChildProcess = await start_process(
-            *driver.command_line("inform", "node", "--name", name, "--view", f"{tmp_path / name}.db"),
-            *(word for setting in quick for word in ("--set", setting)),
+            *driver.command_line("run", "inform", "--name", name, "--set", f"domain.data_dir={tmp_path}"),
+            *(word for setting in quick for word in ("--set", f"inform.{setting}")),
             *("--server", broker.url),
             env={"MUSTER_HOME": str(tmp_path), "NO_COLOR": "1"},
         )

@@ -123,10 +123,7 @@ class SoakDomain(outages.Drill):
         commands: dict[str, Sequence[str]] = {
             "notifier-1": ["-m", "tests.soak.notifier_process", str(self.home), "notifier-1"],
             "notifier-2": ["-m", "tests.soak.notifier_process", str(self.home), "notifier-2"],
-            "inform-2": [
-                *("-m", "muster", "inform", "node", "--name", "inform-2", *here),
-                *("--view", str(self.home / "inform-2.db")),
-            ],
+            "inform-2": ["-m", "muster", "run", "inform", "--name", "inform-2", *here],
             CHANNEL: ["-m", "muster", "run", "channel", "--name", CHANNEL, *here],
             "gateway": [
                 *("-m", "muster", "run", "amqp", "--set", "amqp.processes=1", *here),

@@ -68,6 +68,10 @@ class DomainAccess:
     def has_keys(self) -> bool:
         return self._keys is not None
 
+    @property
+    def has_credentials(self) -> bool:
+        return self._creds is not None
+
     async def connect(self, identity: str, role: roles.Role) -> api.Bus:
         """A connection of a component. With keys, credentials are issued if it has none; otherwise it has the
         name in the credentials."""

@@ -8,26 +8,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from muster.cli import command, connection
 from muster.cli.domain import config
-from muster.client import signals
 
 if TYPE_CHECKING:
-    from muster.app import settings as app_settings
     from muster.bus import api
     from muster.core.settings import domain
     from muster.core.telemetry import metrics
     from muster.trust.permissions import roles
-
-
-def parse_pairs(arguments: tuple[str, ...], option: str) -> dict[str, str]:
-    split = [argument.partition("=") for argument in arguments]
-    for name, equals, value in split:
-        if not (name and equals and value):
-            raise click.BadParameter(f"{name!r} is not NAME=VALUE", param_hint=option)
-    return {name: value for name, _, value in split}
 
 
 async def connect_as(
@@ -57,7 +45,7 @@ async def _from_home(
     from muster.core import errors
     from muster.trust.permissions import own_names, roles
 
-    own_names.check(name, role, of_machine=True)
+    own_names.check(name, roles.Role.USER)  # the domain may run a part of this name
     settings = config.load(invocation)
     running = home.DomainFolder(settings.domain.folder).running()
     if running is None:
@@ -65,27 +53,10 @@ async def _from_home(
             f"the domain {settings.domain.name} is not running",
             hint="start it with `muster up`, or select another bus with --server or --profile",
         )
-    if role is roles.Role.CHANNEL:
-        await _refuse_second_channel(settings, running.health_url, name)
     trust = await asyncio.to_thread(identities.open_keyring, settings)
     creds = await asyncio.to_thread(identities.credentials, trust, name, role)
     tls = ssl.create_default_context(cafile=running.ca) if running.ca else None
     return await muster_connection.connect(running.servers, creds=creds, tls=tls, measure=measure)
-
-
-async def _refuse_second_channel(settings: app_settings.Settings, health_url: str | None, name: str) -> None:
-    """Two channels of one name would both forward every report."""
-    from muster.app.components import monitor
-    from muster.cli.domain import status
-    from muster.core import errors
-
-    own = monitor.ChannelComponent(settings.channel, settings.manage.machine_suffix)
-    if name == own.identity and health_url:
-        page = await status.fetch(health_url)
-        if any(part["name"] == own.name for part in page.get("components", ())):
-            raise errors.Conflict(
-                f"the domain runs the channel {name!r} itself", hint="choose another --name"
-            )
 
 
 @contextlib.asynccontextmanager
@@ -97,10 +68,11 @@ async def serve_until_signal(
     process: str | None = None,
     folder: Path | None = None,
 ) -> AsyncIterator[asyncio.Event]:
-    """As `signals.until_signal`, with the health pages of a process (`muster.bus.http.health`).
+    """An event that SIGINT or SIGTERM sets, and the health pages of a process (`muster.bus.http.health`).
 
     ``folder``: where the address of the pages is published; default: the folder of the home's domain.
     """
+    from muster.app.supervisor import component_process
     from muster.bus.http import health
 
     async with health.serve_process(
@@ -112,7 +84,7 @@ async def serve_until_signal(
     ) as server:
         if server is not None:
             invocation.printer.note(f"health pages: {server.url}")
-        async with signals.until_signal() as stop:
+        async with component_process.until_signal() as stop:
             yield stop
 
 

@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from muster.bus import api
 from muster.client import rows
+from muster.core import errors, messages
 from muster.manage import client, protocol
 from muster.manage import rows as manage_rows
+from muster.notify import rows as notify_rows
 
+REPORTED_S = 120.0  # a report of a machine is current for this time
+RECEIVERS_MAX = 1_000
+
+T = TypeVar("T")
 #: A manifest: its text, its file, or its content as a mapping.
 Manifest = str | Path | Mapping[str, Any]
+
+
+class MachineDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine under one name: its agent, the reports of its sensor, its alerts and its receivers.
+
+    They are linked by identity, which the broker proves: the machine has the name of its agent, which names
+    the identity of its sensor (otherwise it has the same one); its receivers are those of the agent,
+    ``NAME/…``. A part that the domain does not run is missing, with a note.
+    """
+
+    name: str
+    agent: manage_rows.AgentRow | None = None
+    resources: list[manage_rows.ResourceRow] = []
+    report: messages.NodeReport | None = None  # the last one; its ``machine`` is the identity of the sensor
+    alerts: list[messages.Alert] = []
+    receivers: list[notify_rows.ReceiverRow] = []
+    notes: list[str] = []
 
 
 class AsyncFleet:
@@ -30,6 +53,7 @@ class AsyncFleet:
     """
 
     def __init__(self, bus: api.Bus) -> None:
+        self._bus = bus
         self._client = client.ManageClient(bus)
 
     async def resources(self, *names: str, where: str = "") -> rows.Rows[manage_rows.ResourceRow]:
@@ -39,6 +63,61 @@ class AsyncFleet:
     async def describe(self, name: str) -> manage_rows.ResourceDescription:
         """All details of a resource."""
         return await self._client.describe(name)
+
+    async def machine(self, name: str) -> MachineDescription:
+        """The agent of this name with its resources, and the reports, alerts and receivers of its machine.
+
+        `errors.NotFound` if neither an agent nor a sensor has this name.
+        """
+        from muster.notify import queries
+        from muster.pipeline import client as pipeline_client
+
+        notes: list[str] = []
+
+        async def part(work: Awaitable[T], default: T) -> T:
+            try:
+                return await work
+            except errors.MusterError as error:
+                notes.append(error.message)
+                return default
+
+        quoted = name.replace("'", "''")
+        agents = await part(self._client.agents(), [])
+        agent = next((agent for agent in agents if agent.name == name), None)
+        hosted = await part(self._client.get(where=f"agent = '{quoted}'"), []) if agent is not None else []
+        sensor = str(agent.facts.get(protocol.SENSOR, name)) if agent is not None else name
+        report = await part(self._report(sensor), None)
+        if agent is None and report is None:
+            known = ", ".join(sorted(agent.name for agent in agents)[:10])
+            raise errors.NotFound(
+                f"no agent and no sensor is named {name!r}", hint=f"agents: {known}" if known else None
+            )
+        pipeline = pipeline_client.PipelineClient(self._bus)
+        alerts = await part(pipeline.alerts(), []) if await part(pipeline.has_alerts(), False) else []
+        receivers = await part(
+            queries.list_receivers(self._bus, prefix=f"{name}/", limit=RECEIVERS_MAX), None
+        )
+        return MachineDescription(
+            name=name,
+            agent=agent,
+            resources=hosted,
+            report=report,
+            alerts=[
+                each for each in alerts if each.about.partition(":")[2].partition("/")[0] in (name, sensor)
+            ],
+            receivers=list(receivers.receivers) if receivers is not None else [],
+            notes=notes,
+        )
+
+    async def _report(self, sensor: str) -> messages.NodeReport | None:
+        from muster.monitor import client as monitor_client
+
+        try:
+            from muster.monitor import live_view
+        except ImportError as error:
+            raise errors.MissingDependency(f"reports need the extra `monitor`: {error}") from error
+        batches = await monitor_client.recent(self._bus, window_s=REPORTED_S)
+        return live_view.node(live_view.latest(stored.batch for stored in batches), sensor)
 
     async def apply(self, manifest: Manifest, *, wait_s: float | None = None) -> manage_rows.ApplyResult:
         """Apply a manifest: its text, its file as a `Path`, or its content.
@@ -109,6 +188,10 @@ class AsyncFleet:
     async def managers(self) -> rows.Rows[manage_rows.ManagerRow]:
         """The managers, with the number of resources of each."""
         return rows.Rows(await self._client.managers())
+
+
+def _machine_of(alert: messages.Alert) -> str:
+    return alert.about.partition(":")[2].partition("/")[0]
 
 
 def _text(manifest: Manifest) -> str:

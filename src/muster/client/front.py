@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import signal
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
@@ -24,7 +25,6 @@ from muster.client import (
     queues,
     rows,
     services,
-    signals,
 )
 from muster.core import errors
 from muster.manage.adapters import base, plugins
@@ -415,11 +415,16 @@ class AsyncMuster:
 
     async def run(self) -> None:
         """Wait until SIGINT, SIGTERM or `stop`; raises if a handler could not be started or has exited."""
+        loop, numbers = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
+        for number in numbers:
+            loop.add_signal_handler(number, self.stop)
         try:
-            async with signals.on_signal(self.stop):
-                await self.wait_stopped()
+            await self.wait_stopped()
         except services.HandlerExit as error:
             raise SystemExit(error.code) from error
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
 
     async def wait_stopped(self) -> None:
         """As `run`, without the signals."""

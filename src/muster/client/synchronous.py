@@ -140,6 +140,7 @@ class Notify(blocking.BlockingTwin[notifications.AsyncNotify]):
 class Fleet(blocking.BlockingTwin[fleet.AsyncFleet]):
     resources = blocking.sync(fleet.AsyncFleet.resources)
     describe = blocking.sync(fleet.AsyncFleet.describe)
+    machine = blocking.sync(fleet.AsyncFleet.machine)
     apply = blocking.sync(fleet.AsyncFleet.apply)
     plan = blocking.sync(fleet.AsyncFleet.plan)
     delete = blocking.sync(fleet.AsyncFleet.delete)

@@ -113,6 +113,9 @@ SERVING: Mapping[str, Callable[[component_config.ComponentConfig], component.Com
     "channel": lambda config: monitor.ChannelComponent(
         config.settings.channel, config.settings.manage.machine_suffix, identity=config.identity
     ),
+    "inform": lambda config: information_nodes.InformationNodesComponent(
+        _with_sensor(config.settings.inform, config.settings.sensor), identity=config.name
+    ),
     "message": lambda config: dispatcher.DispatcherComponent(config.settings.message),
     "notify": lambda config: notifier.NotifierComponent(
         config.settings.notify, config.settings.manage.machine_suffix, identity=config.identity

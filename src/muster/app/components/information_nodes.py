@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from muster.app import certificates, home, identities, log_files
+from muster.app import access, certificates, home, identities, log_files
 from muster.app.components import component
 from muster.app.components import context as context_
 from muster.app.supervisor import child_component, worker
@@ -20,8 +20,9 @@ from muster.core.settings import domain
 from muster.gateways.uddi import mount
 from muster.inform import settings
 from muster.inform.node import node as node_node
+from muster.inform.node import state
 from muster.supervision import children, os_process
-from muster.trust import identity_roles, keyring
+from muster.trust import identity_roles
 from muster.trust.permissions import roles
 
 PREFIX = "inform-"
@@ -33,17 +34,24 @@ class InformationNodesComponent:
     depends_on: Sequence[str] = ()
     vital = False  # contexts remain in their log, and other nodes have replicas
 
-    def __init__(self, settings_: settings.InformSettings, suffix: str = "") -> None:
-        """``suffix`` distinguishes the identities of nodes from those of other machines in the same zone."""
-        self._settings = settings_
+    def __init__(self, settings_: settings.InformSettings, suffix: str = "", identity: str = "") -> None:
+        """``suffix`` distinguishes the identities of nodes from those of other machines in the same zone.
+
+        ``identity``: run one node, in this process.
+        """
+        self._identity = identity
+        self._settings = msgspec.structs.replace(settings_, processes=False) if identity else settings_
         self._suffix = suffix
-        self.forks = settings_.processes
+        self.forks = self._settings.processes
         self._stack = contextlib.AsyncExitStack()
         self.nodes: list[node_node.InformationNode] = []  # of this process
         self.processes: list[NodeProcess] = []
 
     async def start(self, context: context_.ComponentContext) -> None:
         self._storage_problem = context.storage_problem
+        if self._identity:
+            await self._begin_here(context, self._identity)
+            return
         begin = self._begin_process if self._settings.processes else self._begin_here
         for number in range(1, self._settings.nodes + 1):
             await begin(context, f"{PREFIX}{context.settings.domain.zone}{self._suffix}-{number}")
@@ -51,9 +59,9 @@ class InformationNodesComponent:
     async def _begin_here(self, context: context_.ComponentContext, identity: str) -> None:
         bus = await context.connect(identity, roles.Role.INFORMATION_NODE)
         self._stack.push_async_callback(bus.close)
-        arguments = node_arguments(context.settings, context.trust)
+        arguments = node_arguments(context.settings, context.access)
         view = view_file(context.folder, identity)
-        node = await node_node.start(bus, settings=self._settings, view=view, **arguments)
+        node = await node_node.start(bus, name=identity, settings=self._settings, view=view, **arguments)
         self._stack.push_async_callback(node.close)
         self.nodes.append(node)
 
@@ -154,12 +162,24 @@ def view_file(folder: home.DomainFolder, identity: str) -> pathlib.Path:
     return folder.root / "inform" / f"{identity}.db"
 
 
-def node_arguments(settings_: domain.BaseSettings, trust: keyring.Keyring) -> dict[str, Any]:
-    """The arguments of every node of a domain, in any process: its log and the roles of callers."""
+def node_arguments(settings_: domain.BaseSettings, access_: access.DomainAccess) -> dict[str, Any]:
+    """The arguments of every node of a domain: its log and the roles of callers. A node that has no keys of
+    the domain leaves the log as it is, and knows no roles.
+    """
+    role_of: state.RoleResolver | None = None
+    if access_.has_keys:
+        role_of = identity_roles.IdentityRoles(access_.keys)
+    elif access_.has_credentials:
+        role_of = _unknown
     return {
         "max_bytes": settings_.retention.contexts.max_bytes,
         "replicas": settings_.bus.replicas,
-        "role_of": identity_roles.IdentityRoles(trust),
+        "joins": not access_.has_keys,
+        "role_of": role_of,
         "zone": settings_.domain.zone,
         "mount_backends": mount.BACKENDS,
     }
+
+
+def _unknown(identity: str) -> None:
+    return None

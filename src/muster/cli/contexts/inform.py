@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import pathlib
 import sys
-from typing import Any
 
 import click
 
-from muster.cli import command, connection, foreground, live_names
+from muster.cli import command, connection, live_names
 from muster.cli.contexts import common, entries
-from muster.cli.domain import config
-from muster.core import units
 from muster.inform import operations
 
 node_option = click.option("--node", metavar="NAME", help="Use this information node instead of the nearest.")
@@ -253,88 +248,3 @@ def nodes(invocation: command.Invocation, node: str | None, to: connection.Conne
         "zone?",
     )
     invocation.printer.rows(rows, shown, of="node")
-
-
-@inform.command(
-    examples=[
-        ("muster inform node --name inform-2", "another node, with its view in inform-2.db"),
-        ("muster inform node --name inform-3 --view /var/lib/inform-3.db --set refresh_s=1", ""),
-    ],
-)
-@click.option("--name", metavar="NAME", default="inform", show_default=True, help="Identity of the node.")
-@click.option(
-    "--view",
-    type=click.Path(dir_okay=False, path_type=pathlib.Path),
-    metavar="FILE",
-    help="File of its view of the log, which can be rebuilt (default: NAME.db).",
-)
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override an [inform] setting.")
-@connection.options
-@command.pass_invocation
-def node(
-    invocation: command.Invocation,
-    name: str,
-    view: pathlib.Path | None,
-    overrides: tuple[str, ...],
-    to: connection.ConnectionOptions,
-) -> None:
-    """Run an information node in a process of its own."""
-    view = view or pathlib.Path(f"{name}.db")
-    work = _run_node(invocation, to, name, view, common.parse_assignments(overrides, "--set"))
-    command.run(work, fast=True)
-
-
-async def _run_node(
-    invocation: command.Invocation,
-    to: connection.ConnectionOptions,
-    name: str,
-    view: pathlib.Path,
-    overrides: dict[str, Any],
-) -> None:
-    import msgspec
-
-    from muster.core import errors
-    from muster.core.telemetry import log, metrics
-    from muster.inform import settings
-    from muster.inform.node import node as node_node
-    from muster.trust.permissions import roles
-
-    own, options = await _of_domain(invocation, to, joins="history" not in overrides)
-    try:
-        node_settings = msgspec.convert({**own, **overrides}, settings.InformSettings, strict=False)
-    except msgspec.ValidationError as error:
-        raise errors.InvalidInput(f"--set: {error}") from error
-    log.configure(sys.stderr, level="warning")
-    measure = metrics.Metrics(process=True)
-    async with (
-        await foreground.connect_as(invocation, to, name, roles.Role.INFORMATION_NODE, measure) as bus,
-        foreground.serve_until_signal(invocation, bus, measure) as stop,
-        await node_node.start(bus, name=name, settings=node_settings, view=view, **options) as running,
-    ):
-        held = running.state.replicas.permanent
-        invocation.printer.item(
-            {"node": running.name, "contexts": held},
-            f"information node {running.name} is up with {units.format_count(held, 'context')}; "
-            "Ctrl-C ends it",
-        )
-        await stop.wait()
-
-
-async def _of_domain(
-    invocation: command.Invocation, to: connection.ConnectionOptions, *, joins: bool
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings and start arguments of the domain's own nodes, if a home is available."""
-    import msgspec
-
-    if to.servers and to.creds is None:  # a bus without trust
-        return {}, {"joins": joins}
-    if (
-        to.servers or to.creds or invocation.profile
-    ):  # the domain of another machine: the roles of callers are not available
-        return {}, {"joins": joins, "role_of": lambda _: None}
-    from muster.app import identities
-    from muster.app.components import information_nodes
-
-    domain = config.load(invocation)
-    trust = await asyncio.to_thread(identities.open_keyring, domain)
-    return msgspec.to_builtins(domain.inform), information_nodes.node_arguments(domain, trust)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 COMPONENTS = {
     "amqp": "the gateway for AMQP 1.0 clients, such as JMS ones",
     "channel": "collects reports and forwards them in batches",
+    "inform": "an information node",
     "message": "a dispatcher of queues and durable subscriptions, or its standby",
     "notify": "a notifier",
     "pipeline": "the driver of the Spark job, or its standby",

@@ -98,7 +98,7 @@ def agent(
     if context.invoked_subcommand is not None:
         return
     invocation = context.ensure_object(command.Invocation)
-    label_values = foreground.parse_pairs(labels, "--label")
+    label_values = command.assignments(labels, "--label")
     if token_file is not None:
         token = registry_calls.read_text(token_file)
     elif token == "-":

@@ -86,9 +86,9 @@ def describe(
 
 
 def _describe_machine(invocation: command.Invocation, name: str, to: connection.ConnectionOptions) -> None:
-    from muster.client import machine
+    from muster.client import fleet
 
-    details = connection.call(invocation, to, lambda bus: machine.describe(bus, name))
+    details = connection.call(invocation, to, lambda bus: fleet.AsyncFleet(bus).machine(name))
     printer = invocation.printer
     if not printer.for_people:
         printer.facts(details)

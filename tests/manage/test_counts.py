@@ -11,7 +11,8 @@ import pytest
 from muster.core import errors
 from muster.manage import manifest, protocol
 from muster.manage.adapters import plugins
-from muster.manage.registry import agent_selection, assignments, plan, records
+from muster.manage.registry import agent_selection, assignments, records
+from muster.manage.registry.rollouts import plan
 from tests.manage import test_as_desired
 from tests.manage.test_registry import RegistryWorld, until
 

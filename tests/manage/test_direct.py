@@ -21,9 +21,9 @@ from muster.bus.direct import dialer, frames, listener
 from muster.bus.rpc import client as rpc
 from muster.core import errors, health, messages, subjects
 from muster.core.net import tls
-from muster.manage import agent_routes, protocol
+from muster.manage import protocol
 from muster.manage.agent import agent
-from muster.manage.manager import manager
+from muster.manage.manager import agent_routes, manager
 from muster.testing.eventually import eventually
 from muster.trust import certificates, keyring, peer_admission
 from muster.trust.permissions import roles

@@ -17,15 +17,13 @@ from muster.manage import rows as manage_rows
 from muster.manage.adapters import memory
 from muster.manage.registry import (
     agent_selection,
-    handlers,
     operations,
     records,
-    rollout,
-    rollout_executor,
     secret_store,
     views,
 )
-from muster.manage.registry import plan as registry_plan
+from muster.manage.registry.rollouts import plan as update_plan
+from muster.manage.registry.rollouts import rollout, rollout_executor
 from muster.trust import sealed_box
 from tests.manage.test_registry import RegistryWorld, play, until
 
@@ -64,7 +62,7 @@ def test_lists_of_a_large_fleet_come_in_pages():
 
 
 def test_managers_and_rollouts_come_in_pages(monkeypatch):
-    monkeypatch.setattr(handlers, "PAGE", 7)
+    monkeypatch.setattr(views, "PAGE", 7)
 
     async def scenario(world: RegistryWorld) -> None:
         core = world.registry.processor
@@ -112,7 +110,7 @@ def test_managers_and_rollouts_come_in_pages(monkeypatch):
         (lambda fleet: fleet.put("web", config={"value": 1}), (manifest, "read")),
         (lambda fleet: fleet.plan(MANIFEST), (agent_selection, "place_entries")),
         (lambda fleet: fleet.apply(MANIFEST), (agent_selection, "place_entries")),
-        (lambda fleet: fleet.apply(MANIFEST), (registry_plan, "plan")),
+        (lambda fleet: fleet.apply(MANIFEST), (update_plan, "plan")),
         (lambda fleet: fleet.get(where="name = 'web'"), (views, "select")),
         (
             lambda fleet: fleet.rollout(manage_rows.RolloutPlan(operation="echo"), where="name = 'web'"),

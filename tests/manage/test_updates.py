@@ -18,7 +18,8 @@ import pytest
 from muster.core import errors, health
 from muster.manage import protocol, rows
 from muster.manage.manager import manager
-from muster.manage.registry import operations, plan, rollout
+from muster.manage.registry import operations
+from muster.manage.registry.rollouts import plan, rollout
 from tests.manage import test_as_desired
 from tests.manage.test_registry import RegistryWorld, until
 

@@ -36,6 +36,7 @@ its value.
 from __future__ import annotations
 
 import base64
+import graphlib
 import hashlib
 import re
 import zlib
@@ -48,7 +49,7 @@ import yaml
 from muster.core import errors, subjects
 from muster.core.formats import yaml as yaml_
 from muster.core.settings import sections
-from muster.manage import cron, dependencies, field_hints, protocol, topologies
+from muster.manage import cron, field_hints, protocol, topologies
 from muster.predicates.syntax import parser
 
 doc = sections.field_doc
@@ -561,7 +562,7 @@ def _require_acyclic(
             raise ManifestError(error.message, line=_line(lines, path), field=_dotted(path), hint=error.hint)
         needs[entry.name] = [name for names in named for name in names if name != entry.name]
         needs[entry.name] += [name for name in entry.depends_on if not name.startswith(GROUP)]
-    cycle = dependencies.find_cycle(needs)
+    cycle = find_cycle(needs)
     if cycle is not None:
         path = (*places[cycle[0]], "depends_on")
         raise ManifestError(
@@ -586,6 +587,32 @@ def _line(lines: Lines, path: tuple[str | int, ...]) -> int:
     while path and path not in lines:
         path = path[:-1]
     return lines.get(path, 1)
+
+
+# The order of dependencies
+
+
+def find_cycle(needs: Mapping[str, Iterable[str]]) -> list[str] | None:
+    """Names that depend on each other in a cycle, first and last the same; None if there is no cycle."""
+    try:
+        graphlib.TopologicalSorter(needs).prepare()
+    except graphlib.CycleError as error:
+        cycle: list[str] = list(reversed(error.args[1]))
+        return cycle
+    return None
+
+
+def dependency_waves(needs: Mapping[str, Iterable[str]]) -> list[list[str]]:
+    """Names in execution order; the names of one wave can be processed at the same time."""
+    known = {name: [other for other in others if other in needs] for name, others in needs.items()}
+    sorter = graphlib.TopologicalSorter(known)
+    sorter.prepare()
+    waves = []
+    while sorter.is_active():
+        ready = sorted(sorter.get_ready())
+        waves.append(ready)
+        sorter.done(*ready)
+    return waves
 
 
 def _dotted(path: tuple[str | int, ...]) -> str:

@@ -37,10 +37,10 @@ from muster.inform import protocol as inform_protocol
 from muster.inform import settings
 from muster.inform.node import node
 from muster.inform.node.log import context_log
-from muster.manage import agent_routes, protocol
+from muster.manage import protocol
 from muster.manage.adapters import base
 from muster.manage.agent import agent, deadlines
-from muster.manage.manager import manager
+from muster.manage.manager import agent_routes, manager
 from muster.manage.registry import endpoint, registry_log
 from muster.monitor.sensor import host_metrics
 from muster.supervision import tasks

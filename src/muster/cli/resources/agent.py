@@ -120,8 +120,8 @@ async def _run(
     from muster.bus.direct import bus as direct
     from muster.core import errors
     from muster.core.telemetry import metrics
-    from muster.manage import agent_routes
     from muster.manage.agent import agent, deadlines
+    from muster.manage.manager import agent_routes
     from muster.monitor.sensor import host_metrics
     from muster.supervision import tasks
 
@@ -255,7 +255,7 @@ async def _connect_directly(
     """Connect to these managers without a broker."""
     from muster.bus.client import credential_source
     from muster.bus.direct import bus, dialer
-    from muster.manage import agent_routes
+    from muster.manage.manager import agent_routes
 
     _, creds, tls = await _enrolled(folder)
     load = functools.partial(type(creds).load, folder / "agent.creds")

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from muster.core import errors, units
-from muster.manage import dependencies, manifest, protocol, rows
+from muster.manage import manifest, protocol, rows
 from muster.manage.registry import assignments, views
 from muster.predicates import ast
 from muster.predicates.analysis import type_check
@@ -109,7 +109,7 @@ def place_entries(
                 raise errors.InvalidInput(f"{spec.name!r} depends on {dependency!r}, which does not exist")
             if there.deleting:
                 raise errors.Conflict(f"{spec.name!r} depends on {dependency!r}, which is being deleted")
-    cycle = dependencies.find_cycle(_needs(state, by_name))
+    cycle = manifest.find_cycle(_needs(state, by_name))
     if cycle is not None:
         raise errors.InvalidInput(f"the dependencies form a cycle: {' -> '.join(cycle)}")
     return specs

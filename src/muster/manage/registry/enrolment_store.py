@@ -25,18 +25,18 @@ class EnrolmentStore:
     def __init__(self, registry: endpoint.RegistryEndpoint) -> None:
         self._registry = registry
 
-    def page(self, after: str, limit: int) -> dict[str, Any]:
+    async def page(self, after: str = "", limit: int = views.PAGE) -> dict[str, Any]:
         stored = self._registry.log.scan(TOKENS, after=after, limit=limit + 1)
         by_token = {record.key: record for record in stored}
         return views.page(by_token, lambda token: _row(token, by_token[token]), limit)
 
-    def get(self, token: str) -> rows.EnrolmentRow:
+    async def row(self, token: str) -> rows.EnrolmentRow:
         record = self._registry.log.get(TOKENS, token)
         if record is None:
             raise errors.NotFound(f"no enrolment token {token!r}")
         return _row(token, record)
 
-    async def put(self, token: str, enrolment: rows.Enrolment, version: int) -> rows.EnrolmentRow:
+    async def put(self, by: str, token: str, enrolment: rows.Enrolment, version: int) -> rows.EnrolmentRow:
         """Store it if ``version`` is still the present one; 0: it does not exist. A new one replaces those
         that expired long ago."""
         async with self._registry.writing():
@@ -46,7 +46,7 @@ class EnrolmentStore:
             old = [] if version else self._expired()
             expired = [(TOKENS, each, None) for each in old]
             await self._registry.write([*expired, (TOKENS, token, msgspec.json.encode(enrolment))])
-            return self.get(token)
+            return await self.row(token)
 
     def _expired(self) -> list[str]:
         limit_s = time.time() - rows.ENROLMENT_KEPT_S

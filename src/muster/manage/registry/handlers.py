@@ -1,4 +1,4 @@
-"""Request handlers of the registry, one method for each verb. `READS` change nothing.
+"""Request handlers of the registry. `RegistryHandlers.operations` lists them by their verbs.
 
 Every verb that changes something is audited: the caller, the target, the time and the outcome, including
 rejected requests. Lists are returned in pages, because those of a fleet exceed the size of a message. Work
@@ -28,33 +28,19 @@ from muster.manage.registry import (
     moves,
     records,
     registry_log,
-    rollout,
-    rollout_executor,
     secret_store,
-    shells,
     views,
 )
 from muster.manage.registry import operations as registry_operations
-from muster.manage.registry import plan as registry_plan
 from muster.manage.registry.jobs import executor
+from muster.manage.registry.rollouts import plan as update_plan
+from muster.manage.registry.rollouts import rollout, rollout_executor
 from muster.predicates.analysis import type_check
 
 if TYPE_CHECKING:
     from muster.manage.registry import endpoint
 
-READS = (
-    *("plan", "get", "existing", "describe", "enumerate", "summary", "agents", "managers"),
-    *("attributes", "check-condition", "rollouts", "rollout-steps", "revisions", "secrets", "secret-key"),
-    *("orphans", "forgotten", "jobs", protocol.JOB_RUNS, protocol.LOGS, *protocol.ENROLMENT_READS),
-    "rebalance-plan",
-)
-CHANGES = (
-    *("apply", "create", "put", "rename", "delete", "drain", "undrain", "forget"),
-    *("exec", "rollout", "pause", "resume", "abort", "undo", "rebalance", "job-run"),
-    *("secret-set", "secret-delete", protocol.SECRET, protocol.ENROLMENT_SET),
-)
 NAMES_MAX = 1_000  # names in a reply; all are counted
-PAGE = 2_000  # rows in one reply, as far as they fit (`views.page`)
 NAMES_PAGE = 5_000
 _READS = (protocol.Verb.GET.value, protocol.Verb.ENUMERATE.value)  # an exec of these changes nothing
 NOTES_MAX = 5  # of one kind, about an apply
@@ -72,25 +58,65 @@ class RegistryHandlers:
         self.jobs = executor.JobExecutor(registry)
         self._secret_store = secret_store.SecretStore(registry, open_key)
         self._enrolment_store = enrolment_store.EnrolmentStore(registry)
-        self._shells = shells.ShellHandlers(registry)
+        self._shells = registry_operations.ShellHandlers(registry)
 
     def operations(self) -> list[server.RpcOperation]:
-        """An RPC operation for each verb; the parameters of its method are its arguments.
-
-        The first parameter of a method that changes something is the user on whose behalf it runs.
-        """
-        reads = [
-            server.RpcOperation.plain(f"read.{verb}", self._function(verb), target=_targets) for verb in READS
+        """An RPC operation for each verb; the parameters of its function are its arguments."""
+        reads: dict[str, server.Handler] = {
+            "plan": self._plan,
+            "get": self._get,
+            "existing": self._existing,
+            "describe": self._describe,
+            "enumerate": self._enumerate,
+            "summary": self._summary,
+            "agents": self._agents,
+            "managers": self._managers,
+            "attributes": self._attributes,
+            "check-condition": self._check_condition,
+            "rollouts": self.rollouts.page,
+            "rollout-steps": self.rollouts.steps,
+            "revisions": self.rollouts.revisions,
+            "secrets": self._secret_store.page,
+            "secret-key": self._secret_store.public_key,
+            "orphans": self._orphans,
+            "forgotten": self._forgotten,
+            "jobs": self.jobs.page,
+            protocol.JOB_RUNS: self.jobs.history,
+            protocol.LOGS: self._logs,
+            "rebalance-plan": self._rebalance_plan,
+            "enrolments": self._enrolment_store.page,
+            "enrolment": self._enrolment_store.row,
+        }
+        # The first parameter is the user on whose behalf it runs.
+        changes: dict[str, server.Handler] = {
+            "apply": self._apply,
+            "create": self._create,
+            "put": self._put,
+            "rename": self._rename,
+            "delete": self._delete,
+            "drain": self._drain,
+            "undrain": self._undrain,
+            "forget": self._forget,
+            "exec": self._exec,
+            "rollout": self._rollout,
+            "pause": self._pause,
+            "resume": self._resume,
+            "abort": self._abort,
+            "undo": self._undo,
+            "rebalance": self._rebalance,
+            "job-run": self.jobs.start_run,
+            "secret-set": self._secret_store.put,
+            "secret-delete": self._secret_store.delete,
+            protocol.SECRET: self._secret_store.deliver,
+            protocol.ENROLMENT_SET: self._enrolment_store.put,
+        }
+        return [
+            *(server.RpcOperation.plain(f"read.{verb}", reads[verb], target=_targets) for verb in reads),
+            *(self._change(verb, changes[verb]) for verb in changes),
+            *self._shells.operations(),
         ]
-        return [*reads, *map(self._change, CHANGES), *self._shells.operations()]
 
-    def _function(self, verb: str) -> server.Handler:
-        function: server.Handler = getattr(self, f"_{verb.replace('-', '_')}")
-        return function
-
-    def _change(self, verb: str) -> server.RpcOperation:
-        function = self._function(verb)
-
+    def _change(self, verb: str, function: server.Handler) -> server.RpcOperation:
         async def run(call: server.RpcCall, **arguments: Any) -> Any:
             if operation := arguments.get("operation"):
                 call.why = f"{call.actor} requested {operation[:100]}"
@@ -137,7 +163,7 @@ class RegistryHandlers:
             case "secret-delete":
                 return rows.SecretDeleted(deleted=arguments["name"])
             case protocol.ENROLMENT_SET:
-                return self._enrolment_store.get(arguments["token"])
+                return await self._enrolment_store.row(arguments["token"])
             case "rollout" | "undo" | "rebalance":
                 return await self.rollouts.row(rollout.rollout_id(request))
             case "job-run":
@@ -270,19 +296,19 @@ class RegistryHandlers:
         return rows.DeleteResult(deleting=sorted({*names, *changes.resources}))
 
     async def _drain(self, by: str, name: str, target: protocol.DrainKind | None = None) -> rows.DrainResult:
-        """Drain a resource or all resources of an agent, which then accepts no more."""
-        return await self._set_desired(by, name, target, protocol.DesiredState.DRAINED)
+        """Drain a resource, or all resources of an agent, which then accepts no more."""
+        return await self._set_desired(protocol.DesiredState.DRAINED, by, name, target)
 
     async def _undrain(
         self, by: str, name: str, target: protocol.DrainKind | None = None
     ) -> rows.DrainResult:
-        return await self._set_desired(by, name, target, protocol.DesiredState.UP)
+        return await self._set_desired(protocol.DesiredState.UP, by, name, target)
 
     async def _set_desired(
-        self, by: str, name: str, kind: protocol.DrainKind | None, desired: protocol.DesiredState
+        self, desired: protocol.DesiredState, by: str, name: str, target: protocol.DrainKind | None
     ) -> rows.DrainResult:
         async with self._registry.writing() as state:
-            changes = state.set_desired(name, desired, by, kind)
+            changes = state.set_desired(name, desired, by, target)
             changed = set(changes.resources)
             for agent in changes.agents:
                 changed = {
@@ -336,16 +362,15 @@ class RegistryHandlers:
         """Rows of the first names: as many as fit into a message."""
         state = self._registry.state
         selected = views.select(state, names, "", "")
-        items: list[rows.ResourceRow] = views.page(
-            selected, lambda name: views.resource_row(state, name), PAGE
-        )["items"]
+        items: list[rows.ResourceRow] = views.page(selected, lambda name: views.resource_row(state, name))[
+            "items"
+        ]
         return items
 
     async def _enumerate(
-        self, where: str = "", after: str = "", limit: int = PAGE, names_only: bool = False
+        self, where: str = "", after: str = "", limit: int = views.PAGE, names_only: bool = False
     ) -> dict[str, Any]:
         """A page of resources in the order of their names; ``next`` continues ``after``, None at the end."""
-        limit = max(1, min(limit, NAMES_PAGE if names_only else PAGE))
         if not where:  # then only the page is visited
             return _page_of_resources(self._registry.state, where, after, limit, names_only)
         state = self._registry.state.snapshot()
@@ -355,7 +380,7 @@ class RegistryHandlers:
         """Those attributes of the first names, as many as fit; empty for a resource that does not exist."""
         state = self._registry.state
         items: list[dict[str, Any]] = views.page(
-            names, lambda name: views.selected_attributes(state, name, keys), PAGE
+            names, lambda name: views.selected_attributes(state, name, keys)
         )["items"]
         return items
 
@@ -370,16 +395,16 @@ class RegistryHandlers:
     async def _summary(self) -> rows.FleetSummary:
         return await asyncio.to_thread(views.summary, self._registry.state.snapshot())
 
-    async def _agents(self, after: str = "", limit: int = PAGE) -> dict[str, Any]:
+    async def _agents(self, after: str = "", limit: int = views.PAGE) -> dict[str, Any]:
         state = self._registry.state.snapshot()
         presence, now = self._registry.presence, asyncio.get_running_loop().time()
-        return await asyncio.to_thread(views.agents, state, presence, now, after, max(1, min(limit, PAGE)))
+        return await asyncio.to_thread(views.agents, state, presence, now, after, limit)
 
-    async def _orphans(self, after: str = "", limit: int = PAGE) -> dict[str, Any]:
+    async def _orphans(self, after: str = "", limit: int = views.PAGE) -> dict[str, Any]:
         """Resources on machines where they do not belong."""
         orphans = {f"{row.agent}/{row.name}": row for row in self._registry.presence.inventories.rows()}
         keys = sorted(key for key in orphans if key > after)
-        return views.page(keys, orphans.__getitem__, max(1, min(limit, PAGE)))
+        return views.page(keys, orphans.__getitem__, limit)
 
     async def _forgotten(self) -> list[rows.ForgottenAgent]:
         """Agents that were forgotten and whose credentials have not ended yet."""
@@ -391,9 +416,9 @@ class RegistryHandlers:
             for name in names
         ]
 
-    async def _managers(self, after: str = "", limit: int = PAGE) -> dict[str, Any]:
+    async def _managers(self, after: str = "", limit: int = views.PAGE) -> dict[str, Any]:
         now = asyncio.get_running_loop().time()
-        return views.managers(self._registry.state, now, after, max(1, min(limit, PAGE)))
+        return views.managers(self._registry.state, now, after, limit)
 
     # Operations
 
@@ -499,12 +524,6 @@ class RegistryHandlers:
         """Start a rollout; `rollouts` shows its progress."""
         return await self.rollouts.begin(by, plan, await self._named(names or [], where))
 
-    async def _rollouts(self, id: str | None = None, after: str = "", limit: int = PAGE) -> dict[str, Any]:
-        return await self.rollouts.page(id, after, max(1, min(limit, PAGE)))
-
-    async def _rollout_steps(self, id: str, after: str = "", limit: int = PAGE) -> dict[str, Any]:
-        return await self.rollouts.steps(id, after, max(1, min(limit, PAGE)))
-
     async def _pause(self, by: str, id: str) -> rows.RolloutRow:
         return await self.rollouts.set_state(id, rollout.PAUSED, f"paused by {by}")
 
@@ -523,13 +542,13 @@ class RegistryHandlers:
             id = await self._begin_update(state, by, steps)
         return await self.rollouts.row(id)
 
-    async def _rebalance_plan(self, where: str = "", after: str = "", limit: int = PAGE) -> dict[str, Any]:
+    async def _rebalance_plan(
+        self, where: str = "", after: str = "", limit: int = views.PAGE
+    ) -> dict[str, Any]:
         """What `rebalance` would move."""
         async with self._registry.writing() as state:  # it visits what would change meanwhile
             planned = await self._find_moves(state, where)
-        return views.page(
-            (name for name in planned if name > after), planned.__getitem__, max(1, min(limit, PAGE))
-        )
+        return views.page((name for name in planned if name > after), planned.__getitem__, limit)
 
     async def _rebalance(self, by: str, where: str = "") -> rows.RolloutRow:
         """Move what fits better on other agents, by the update policies of the resources."""
@@ -552,57 +571,9 @@ class RegistryHandlers:
         presence, now = self._registry.presence, asyncio.get_running_loop().time()
         return await asyncio.to_thread(moves.rebalance, state, presence, now, where)
 
-    async def _revisions(self, group: str, after: str = "", limit: int = PAGE) -> dict[str, Any]:
-        by_key = {f"{row.revision:09}/{row.name}": row for row in self.rollouts.revisions(group)}
-        keys = sorted(key for key in by_key if key > after)
-        return views.page(keys, by_key.__getitem__, max(1, min(limit, PAGE)))
-
-    # Jobs
-
-    async def _jobs(self, after: str = "", limit: int = PAGE) -> dict[str, Any]:
-        return self.jobs.page(after, max(1, min(limit, PAGE)))
-
-    async def _job_runs(self, name: str = "", after: str = "", limit: int = PAGE) -> dict[str, Any]:
-        """The ended runs of a job, or of all."""
-        return self.jobs.history(name, after, max(1, min(limit, PAGE)))
-
-    async def _job_run(self, by: str, name: str) -> rows.JobStart:
-        return await self.jobs.start_run(name, by, registry_log.executing.get())
-
-    # Secrets
-
-    async def _secrets(self, after: str = "", limit: int = PAGE) -> dict[str, Any]:
-        return await self._secret_store.page(after, max(1, min(limit, PAGE)))
-
-    async def _secret_key(self) -> str:
-        """The public key for which `secret-set` expects the value to be sealed."""
-        return await self._secret_store.public_key()
-
-    async def _secret_set(self, by: str, name: str, box: str) -> rows.SecretRow:
-        return await self._secret_store.put(by, name, box)
-
-    async def _enrolments(self, after: str = "", limit: int = PAGE) -> dict[str, Any]:
-        return self._enrolment_store.page(after, max(1, min(limit, PAGE)))
-
-    async def _enrolment(self, token: str) -> rows.EnrolmentRow:
-        return self._enrolment_store.get(token)
-
-    async def _enrolment_set(
-        self, by: str, token: str, enrolment: rows.Enrolment, version: int
-    ) -> rows.EnrolmentRow:
-        return await self._enrolment_store.put(token, enrolment, version)
-
-    async def _secret_delete(self, by: str, name: str) -> rows.SecretDeleted:
-        await self._secret_store.delete(name)
-        return rows.SecretDeleted(deleted=name)
-
     async def secret(self, agent: str, resource: str, name: str, key: str) -> dict[str, str]:
         """For an agent whose request a manager forwards."""
-        return await self._secret(agent, resource, name, key)
-
-    async def _secret(self, by: str, resource: str, name: str, key: str) -> dict[str, str]:
-        """A secret for the agent ``by``, which starts ``resource``."""
-        return await self._secret_store.deliver(by, resource, name, key)
+        return await self._secret_store.deliver(agent, resource, name, key)
 
 
 def _decide(
@@ -612,7 +583,7 @@ def _decide(
     counted: Collection[str],
 ) -> tuple[list[rows.PlanStep], records.RegistryChanges]:
     """The steps of the plan and the changes to store, computed together."""
-    steps = registry_plan.plan(state.resources, specs, state.zone_of, state.deviating, counted)
+    steps = update_plan.plan(state.resources, specs, state.zone_of, state.deviating, counted)
     changes = state.apply(specs, by)
     leftover = [step.name for step in steps if step.act == "delete"]
     changes.resources |= state.delete(leftover, by, after=changes.resources).resources
@@ -627,7 +598,7 @@ def _same_update(
 ) -> str:
     """The id of the active update that already leads to these specifications."""
     ids = {targets[spec.name][1] for spec in specs if spec.name in targets}
-    if not ids or registry_plan.superfluous(state.resources, specs, counted):
+    if not ids or update_plan.superfluous(state.resources, specs, counted):
         return ""
     for spec in specs:
         known = state.resources.get(spec.name)
@@ -679,17 +650,19 @@ def _page_of_plan(
 ) -> dict[str, Any]:
     specs = agent_selection.place_entries(state, entries)
     counted = agent_selection.counted_entries(entries)
-    steps = registry_plan.plan(state.resources, specs, state.zone_of, state.deviating, counted)
+    steps = update_plan.plan(state.resources, specs, state.zone_of, state.deviating, counted)
     start = int(after) + 1 if after.isdecimal() else 0
     numbers = map(str, range(start, len(steps)))
-    return views.page(numbers, lambda number: steps[int(number)], len(steps))
+    return views.page(numbers, lambda number: steps[int(number)])
 
 
 def _page_of_resources(
     state: assignments.AssignmentProcessor, where: str, after: str, limit: int, names_only: bool
 ) -> dict[str, Any]:
     selected = views.select(state, None, where, after)
-    return views.page(selected, str if names_only else lambda name: views.resource_row(state, name), limit)
+    if names_only:
+        return views.page(selected, str, limit, limit_max=NAMES_PAGE)
+    return views.page(selected, lambda name: views.resource_row(state, name), limit)
 
 
 def _require_renamable(name: str, type_: str) -> None:

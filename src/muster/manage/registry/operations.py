@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+import secrets
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
 from muster.bus import api
-from muster.bus.rpc import client
+from muster.bus.rpc import client, server
 from muster.core import errors, messages
-from muster.manage import protocol, rows
+from muster.manage import operation_results, protocol, rows
 from muster.manage.registry import records
 
 if TYPE_CHECKING:
@@ -192,3 +193,81 @@ def _result(
     order: protocol.OperationOrder, outcome: messages.DecisionOutcome, code: str, reason: str
 ) -> protocol.OperationResult:
     return protocol.OperationResult(id=order.id, outcome=outcome, code=code, reason=reason)
+
+
+# Commands that users run inside resources
+
+BEGIN_TIMEOUT_S = 15.0
+EXCHANGE_TIMEOUT_S = 5.0
+COMMAND_SHOWN = 500  # characters of it in the audit
+
+SessionName = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16,64}$(?!\n)")]
+
+
+class ShellHandlers:
+    """The name of a session begins with the identity of its user, whom the broker proves: no other user
+    reaches it. Begin and end are audited, with the command and its exit code; a user that is gone leaves no end.
+    """
+
+    def __init__(self, registry: endpoint.RegistryEndpoint) -> None:
+        self._registry = registry
+
+    def operations(self) -> list[server.RpcOperation]:
+        def operation(verb: str, handler: server.Handler, **options: Any) -> server.RpcOperation:
+            return server.RpcOperation(f"request.{verb}", handler, what="shell", target=_target, **options)
+
+        return [
+            operation(protocol.SHELL, self._begin),
+            operation(protocol.SHELL_EXCHANGE, self._exchange, audited=False, once=False),
+            operation(protocol.SHELL_END, self._end),
+        ]
+
+    async def _begin(self, call: server.RpcCall, name: str, command: protocol.ShellCommand) -> str:
+        """The name of the session."""
+        words = " ".join(command.command)
+        call.why = f"{call.actor} runs {words[:100]}"
+        call.details = {"command": words[:COMMAND_SHOWN], "terminal": command.terminal}
+        id = records.derived_id(call.request_id and f"{call.identity}/{call.request_id}", 32)
+        await self._submit(call, name, id, command, BEGIN_TIMEOUT_S)
+        return id
+
+    async def _exchange(
+        self, call: server.RpcCall, name: str, id: SessionName, exchange: protocol.ShellExchange
+    ) -> protocol.ShellOutput:
+        exchange = msgspec.structs.replace(exchange, closes=False)
+        result = await self._submit(call, name, id, exchange, EXCHANGE_TIMEOUT_S)
+        return msgspec.convert(result, protocol.ShellOutput)
+
+    async def _end(
+        self, call: server.RpcCall, name: str, id: SessionName, exit_code: int | None = None
+    ) -> None:
+        """``exit_code``: None if the user ends it before."""
+        call.why = "ended by its user" if exit_code is None else f"exit code {exit_code}"
+        await self._submit(call, name, id, protocol.ShellExchange(closes=True), EXCHANGE_TIMEOUT_S)
+
+    async def _submit(
+        self,
+        call: server.RpcCall,
+        name: str,
+        id: str,
+        request: protocol.ShellCommand | protocol.ShellExchange,
+        timeout_s: float,
+    ) -> Any:
+        if name not in self._registry.state.resources:
+            raise errors.NotFound(f"no resource {name!r}")
+        order = protocol.OperationOrder(
+            id=records.order_id(secrets.token_hex(8), name),
+            resource=name,
+            operation=f"{call.identity}/{id}",
+            arguments=msgspec.to_builtins(request),
+            timeout_s=timeout_s,
+            is_shell=True,
+        )
+        (answer,) = await submit_operation(self._registry, [order], call.actor)
+        if answer.outcome is not messages.DecisionOutcome.DONE:
+            raise operation_results.to_error(name, protocol.SHELL, answer.outcome, answer.code, answer.reason)
+        return answer.result
+
+
+def _target(arguments: Mapping[str, Any]) -> str:
+    return str(arguments.get("name", ""))[:256]

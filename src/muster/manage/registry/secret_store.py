@@ -51,6 +51,7 @@ class SecretStore:
         self._key: sealed_box.SealedBoxKey | None = None
 
     async def public_key(self) -> str:
+        """The key for which values are to be sealed."""
         return (await self._opened_key()).public
 
     async def put(self, by: str, name: str, box: str) -> rows.SecretRow:
@@ -70,7 +71,7 @@ class SecretStore:
         sealed, state = self._get(name), self._registry.state.snapshot()
         return _row(name, sealed, (await asyncio.to_thread(users, state)).get(name, []))
 
-    async def delete(self, name: str) -> None:
+    async def delete(self, by: str, name: str) -> rows.SecretDeleted:
         async with self._registry.writing() as state:
             self._get(name)
             using = (await asyncio.to_thread(users, state)).get(name)
@@ -80,8 +81,9 @@ class SecretStore:
                     hint="change or delete them first",
                 )
             await self._registry.write([(SECRETS, name, None)])
+        return rows.SecretDeleted(deleted=name)
 
-    async def page(self, after: str, limit: int) -> dict[str, Any]:
+    async def page(self, after: str = "", limit: int = views.PAGE) -> dict[str, Any]:
         """A page of names, never values."""
         records = self._registry.log.scan(SECRETS, after=after, limit=limit + 1)
         values = {record.key: record.value for record in records}

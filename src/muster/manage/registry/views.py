@@ -19,7 +19,8 @@ from muster.predicates.analysis import type_check
 from muster.predicates.backends import python
 from muster.predicates.syntax import parser
 
-PAGE_BYTES = 512 << 10  # items of one page: half the size of a message
+PAGE = 2_000  # rows of one page, as far as they fit
+PAGE_BYTES = 512 << 10  # of the rows of one page: half the size of a message
 SILENT = {health.HealthState.UNKNOWN, health.HealthState.LATE}
 ENDED = {health.HealthState.DOWN, health.HealthState.FAILED, health.HealthState.COMPLETED}
 ABSENT_S = 2.5 * protocol.HELLO_S  # without an announcement, an agent without running resources is down
@@ -294,11 +295,14 @@ def agents(
     return page(sorted(name for name in state.agents if name > after), row_of, limit)
 
 
-def page(keys: Iterable[str], item: Callable[[str], Any], limit: int) -> dict[str, Any]:
+def page(
+    keys: Iterable[str], item: Callable[[str], Any], limit: int = PAGE, *, limit_max: int = 0
+) -> dict[str, Any]:
     """The items of the first ``keys``: at most ``limit``, and as many as fit into a message.
 
     ``next`` is the key to continue ``after``, None at the end: see `rpc.client.pages`.
     """
+    limit = max(1, min(limit, limit_max or PAGE))
     items: list[Any] = []
     size, last = 0, ""
     for key in keys:

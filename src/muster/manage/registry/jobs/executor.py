@@ -183,8 +183,9 @@ class JobExecutor:
         agent = others.place(msgspec.structs.replace(spec, where=job.spec.where)).agent
         changes.resources |= state.apply([msgspec.structs.replace(spec, agent=agent)], job.by).resources
 
-    async def start_run(self, name: str, by: str, request: str) -> rows.JobStart:
+    async def start_run(self, by: str, name: str) -> rows.JobStart:
         """Run a job now, for a user."""
+        request = registry_log.executing.get()
         async with self._registry.writing() as state:
             record = state.resources.get(name)
             if record is None or record.spec.job is None:
@@ -219,7 +220,7 @@ class JobExecutor:
 
     # What users see
 
-    def page(self, after: str, limit: int) -> dict[str, Any]:
+    async def page(self, after: str = "", limit: int = views.PAGE) -> dict[str, Any]:
         """A page of jobs."""
         state = self._registry.state
 
@@ -246,11 +247,11 @@ class JobExecutor:
         names = sorted(name for name in state.jobs if name > after and not state.resources[name].spec.is_run)
         return views.page(names, row, limit)
 
-    def history(self, job: str, after: str, limit: int) -> dict[str, Any]:
+    async def history(self, name: str = "", after: str = "", limit: int = views.PAGE) -> dict[str, Any]:
         """A page of the ended runs of a job, or of all, oldest first."""
-        if job and job not in self._registry.state.jobs:
-            raise errors.NotFound(f"no job {job!r}", hint="`muster job list` shows them")
-        by_key = {f"{row.ended_ms:015}-{_run_key(row)}": row for row in self._runs(job)}
+        if name and name not in self._registry.state.jobs:
+            raise errors.NotFound(f"no job {name!r}", hint="`muster job list` shows them")
+        by_key = {f"{row.ended_ms:015}-{_run_key(row)}": row for row in self._runs(name)}
         return views.page(sorted(key for key in by_key if key > after), by_key.__getitem__, limit)
 
     # Records

@@ -27,10 +27,10 @@ from muster.manage.registry import (
     operations,
     records,
     registry_log,
-    rollout,
     views,
 )
-from muster.manage.registry import plan as registry_plan
+from muster.manage.registry.rollouts import plan as update_plan
+from muster.manage.registry.rollouts import rollout
 from muster.supervision import tasks
 
 if TYPE_CHECKING:
@@ -226,10 +226,10 @@ class RolloutExecutor:
                     )
         return steps
 
-    def revisions(self, group: str) -> list[rows.RevisionRow]:
-        """What each revision has changed in the resources of a group, oldest first."""
-        return [
-            rows.RevisionRow(
+    async def revisions(self, group: str, after: str = "", limit: int = views.PAGE) -> dict[str, Any]:
+        """A page of what each revision has changed in the resources of a group, oldest first."""
+        by_key = {
+            f"{header.revision:09}/{name}": rows.RevisionRow(
                 revision=header.revision,
                 at_ms=header.at_ms,
                 by=header.by,
@@ -237,21 +237,22 @@ class RolloutExecutor:
                 state=header.state,
                 name=name,
                 act="create" if step.before is None else "delete" if step.after is None else "change",
-                changes=registry_plan.bounded(
-                    registry_plan.differences(step.before, step.after) if step.before and step.after else {}
+                changes=update_plan.bounded(
+                    update_plan.differences(step.before, step.after) if step.before and step.after else {}
                 ),
             )
-            for header in sorted(self._updates_of(group), key=lambda header: header.revision)
+            for header in self._updates_of(group)
             for name, step in self._load(header.id).steps.items()
             if step.spec is not None and step.spec.group == group and step.state != rollout.PENDING
-        ]
+        }
+        return views.page(sorted(key for key in by_key if key > after), by_key.__getitem__, limit)
 
     def _updates_of(self, group: str) -> list[rollout.Rollout]:
         return [header for header in self._headers() if header.is_update and group in header.groups]
 
     # What users see
 
-    async def page(self, id: str | None, after: str, limit: int) -> dict[str, Any]:
+    async def page(self, id: str | None = None, after: str = "", limit: int = views.PAGE) -> dict[str, Any]:
         """A page of rollouts, oldest first, or the one with this id."""
         headers = {_key(header): header for header in self._headers() if id is None or header.id == id}
         if id is not None and not headers:
@@ -264,10 +265,10 @@ class RolloutExecutor:
         return views.page(sorted(key for key in headers if key > after), row, limit)
 
     async def row(self, id: str) -> rows.RolloutRow:
-        result: rows.RolloutRow = (await self.page(id, "", 1))["items"][0]
+        result: rows.RolloutRow = (await self.page(id))["items"][0]
         return result
 
-    async def steps(self, id: str, after: str, limit: int) -> dict[str, Any]:
+    async def steps(self, id: str, after: str = "", limit: int = views.PAGE) -> dict[str, Any]:
         """A page of the steps, in the order of their names."""
         if self._registry.log.get(ROLLOUTS, id) is None:
             raise errors.NotFound(f"no rollout {id!r}")
@@ -499,7 +500,7 @@ def set_waves(state: assignments.AssignmentProcessor, steps: Mapping[str, rollou
         if step.after is not None
     }
     gated = {name for name in kept if steps[name].is_gated}
-    waves = registry_plan.update_waves(kept, gated, state.zone_of, state.deviating)
+    waves = update_plan.update_waves(kept, gated, state.zone_of, state.deviating)
     last = max(waves.values(), default=0) + 1
     for name, step in steps.items():
         step.wave = waves.get(name, last)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from muster.manage import dependencies, protocol, rows
+from muster.manage import manifest, protocol, rows
 from muster.manage.registry import records
 
 CHANGES_BYTES_MAX = 128 << 10  # for one line
@@ -62,7 +62,7 @@ def update_waves(
     """
     waves: dict[str, int] = {}
     last = 0
-    for level in dependencies.dependency_waves({name: spec.depends_on for name, spec in specs.items()}):
+    for level in manifest.dependency_waves({name: spec.depends_on for name, spec in specs.items()}):
         groups: dict[str, list[str]] = collections.defaultdict(list)
         for name in level:
             if name in changed and specs[name].update is not None:

@@ -1,0 +1,1 @@
+"""Gradual changes of many resources: waves, health gates, reverts."""

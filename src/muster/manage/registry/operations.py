@@ -205,8 +205,8 @@ SessionName = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16,64}$(?!\n)")]
 
 
 class ShellHandlers:
-    """The name of a session begins with the identity of its user, whom the broker proves: no other user
-    reaches it. Begin and end are audited, with the command and its exit code; a user that is gone leaves no end.
+    """The name of a session begins with the identity of its user, whom the broker proves, so no other user
+    reaches it. Begin and end are audited, with the command and its exit code; the end only if it is seen.
     """
 
     def __init__(self, registry: endpoint.RegistryEndpoint) -> None:

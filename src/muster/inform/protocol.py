@@ -7,6 +7,7 @@
     muster.inform.all.nodes.<kind>                           to all information nodes
     muster.inform.to.<node>.<kind>                           from node to node
     muster.inform.log.page.<node>                            the log: pages of the records of a node
+    muster.inform.log.context.<bucket>.<key>                 the log: a record of 0.1.0, which is only read
 
 Contexts share `BUCKETS` topics: a million subscriptions would cost a broker 760 MB.  A node ignores messages
 about contexts that it does not hold.

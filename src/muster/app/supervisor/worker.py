@@ -42,7 +42,6 @@ from muster.manage.adapters import base
 from muster.manage.agent import agent, deadlines
 from muster.manage.manager import agent_routes, manager
 from muster.manage.registry import endpoint, registry_log
-from muster.monitor.sensor import host_metrics
 from muster.supervision import tasks
 from muster.trust import certificates, credentials, identity_roles, jwt, keyring, peer_admission
 from muster.trust.permissions import roles
@@ -171,7 +170,7 @@ async def run(task: WorkerConfig, stop: asyncio.Event, ready: Callable[[], None]
                     keep_peer=await connect_directly(stack, direct, bus),
                     measure=measure,
                     guard=deadlines.WatchdogProcess(pathlib.Path(task.folder)),
-                    sample=host_metrics.HostMetrics().sample,
+                    sample=measurements(),
                     sensor=task.sensor,
                 )
             case "information-node":
@@ -194,6 +193,15 @@ async def run(task: WorkerConfig, stop: asyncio.Event, ready: Callable[[], None]
         conditions[task.kind] = report
         ready()
         await stop.wait()
+
+
+def measurements() -> Callable[[], Mapping[str, float]] | None:
+    """Measures the machine for its agent; None without the package that does, which an extra installs."""
+    try:
+        from muster.monitor.sensor import host_metrics
+    except errors.MissingDependency:
+        return None
+    return host_metrics.HostMetrics().sample
 
 
 def node_health(of: node.InformationNode) -> http_health.HealthReport:

@@ -2,7 +2,10 @@
 
 import asyncio
 import errno
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -10,12 +13,12 @@ from muster.bus import api, leases
 from muster.bus.client import client
 from muster.bus.memory import network
 from muster.core import errors, health
-from muster.core.telemetry import metrics
+from muster.core.telemetry import log, metrics
 from muster.pipeline import protocol, settings
 from muster.pipeline.alerts import tracker
 from muster.pipeline.history import delta, tables
-from muster.pipeline.job import commit_state, progress_metrics, service
-from muster.pipeline.job.driver import driver_lease, driver_terms, fenced_stream, state_files
+from muster.pipeline.job import commit_state, history_writer, progress_metrics, service
+from muster.pipeline.job.driver import continuation, driver_lease, driver_terms, fenced_stream, state_files
 from muster.testing.eventually import eventually
 
 
@@ -161,6 +164,38 @@ def test_two_drivers_that_claim_the_same_epoch_at_once_do_not_both_get_it(tmp_pa
     first.claim(7)
     with pytest.raises(errors.Conflict):
         other.claim(7)
+
+
+@pytest.mark.parametrize("lost", ["the last batches", "all terms"])
+def test_a_checkpoint_that_is_older_than_the_history_is_not_continued(tmp_path, lost):
+    """Copied back by hand it repeated numbers of batches, so the history refused reports it did not have."""
+    checkpoint, history = str(tmp_path / "checkpoint"), str(tmp_path / "history")
+    lease: Any = SimpleNamespace(lease_epoch=1, epoch=0, check=lambda: None)
+    where = continuation.Continuation(
+        lease, log.EventLog("test"), folder=tmp_path, checkpoint=checkpoint, history=history, keep_s=3600.0
+    )
+    where.begin()
+    run = where.label.run
+    spark = tmp_path / "checkpoint" / "drivers" / f"{where.term.epoch:08}" / "spark"
+    for folder in ("offsets", "commits"):
+        (spark / folder).mkdir(parents=True)
+    writer = history_writer.HistoryWriter(history, run, epoch=where.term.epoch, keep_s=3600.0)
+    for batch in range(3):
+        (spark / "offsets" / str(batch)).write_text(f'v1\n{{"conf":{{}}}}\n{{"reports":{batch * 10}}}')
+        assert writer.commit(tables.NODES, batch, [], {"stream-reports": batch * 10})
+        if batch < 2:  # the third one is interrupted
+            (spark / "commits" / str(batch)).write_text("v1\n{}")
+    where.begin()
+    assert (where.label.run, where.term.first, where.term.until) == (run, 2, {"reports": 20})
+    shutil.rmtree(tmp_path / "checkpoint" / "drivers" / f"{where.term.epoch:08}")
+    if lost == "all terms":
+        shutil.rmtree(tmp_path / "checkpoint" / "drivers")
+    else:
+        (spark / "commits" / "1").unlink()
+    where.begin()
+    assert where.label.run != run
+    assert (where.term.first, where.term.state) == (0, None)
+    assert where.term.after == {"reports": 20, "summaries": 0}  # as the history
 
 
 def test_each_driver_writes_an_alert_state_of_its_own_and_reads_the_newest(tmp_path):

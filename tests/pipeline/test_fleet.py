@@ -546,3 +546,16 @@ def test_numbers_without_a_finite_sum_harm_no_report_and_no_alert(values: tuple[
     verdicts = rollups.ScopeRuleEvaluator((hot,), rollups.Baselines()).evaluate(totals, frozenset())
     (alert,) = tracker.AlertTracker((hot,)).apply(verdicts, T0 + 30_000).alerts
     assert alert.value is not None
+
+
+def test_a_repeated_batch_has_the_scores_of_its_first_attempt():
+    """Otherwise an alert that was published may never be tracked, if the process ended in between."""
+    baselines = rollups.Baselines()
+    values = [
+        np.full(len(cells.METRICS), float(level)) for level in np.random.default_rng(3).integers(0, 9, 200)
+    ]
+    for number, means in enumerate(values):
+        first = baselines.scores("group", "web", number * 1000, means)
+        repeated = baselines.scores("group", "web", number * 1000, means)
+        np.testing.assert_array_equal(first, repeated)
+    assert np.isfinite(baselines.scores("group", "web", 10**9, values[0])).all()

@@ -136,25 +136,26 @@ class Baselines:
     def __init__(self, length: int = 120, least: int = 20) -> None:
         self._length = length
         self._least = least  # stored values before scores are computed
-        self._kept: dict[tuple[str, str], collections.deque[np.ndarray[Any, Any]]] = {}
-        self._last_ms: dict[tuple[str, str], int] = {}
+        self._kept: dict[tuple[str, str], collections.deque[tuple[int, cells.Floats]]] = {}
 
     def scores(self, scope: str, name: str, at_ms: int, means: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """The score of each of ``means``, which are then stored. NaN where there is too little history."""
-        key = (scope, name)
-        kept = self._kept.setdefault(key, collections.deque(maxlen=self._length))
+        """The score of each of ``means``, which are then stored. NaN where there is too little history.
+
+        A repeated batch has the same scores, although its windows are stored already.
+        """
+        kept = self._kept.setdefault((scope, name), collections.deque(maxlen=self._length + 1))
+        earlier = [values for before_ms, values in kept if before_ms < at_ms][-self._length :]
         scores = np.full(len(means), np.nan)
-        if len(kept) >= self._least:
-            past = np.stack(kept)
+        if len(earlier) >= self._least:
+            past = np.stack(earlier)
             known = (~np.isnan(past)).sum(axis=0) >= self._least
             if known.any():
                 middle = np.nanmedian(past[:, known], axis=0)
                 spread = np.nanmedian(np.abs(past[:, known] - middle), axis=0) * _MAD_TO_SIGMA
                 floor = np.maximum(np.abs(middle) * _LEAST_SPREAD, 1e-9)
                 scores[known] = (means[known] - middle) / np.maximum(spread, floor)
-        if at_ms > self._last_ms.get(key, -1):  # a repeated batch is not stored again
-            kept.append(means)
-            self._last_ms[key] = at_ms
+        if not kept or at_ms > kept[-1][0]:
+            kept.append((at_ms, means))
         return scores
 
 

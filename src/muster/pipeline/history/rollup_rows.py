@@ -103,7 +103,7 @@ def load_baselines(
     scopes: Collection[str],
     *,
     window_ms: int,
-    windows: int = 120,
+    windows: int = 121,
 ) -> None:
     """Restore the baselines of these scopes from the latest windows of the history."""
     if not scopes:

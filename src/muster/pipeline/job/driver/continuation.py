@@ -4,6 +4,9 @@
 commit nothing.  A stream that ends before the position of the checkpoint was created again, restored from a
 backup or lost its last messages; it is read from its first new message.  So is one that was created after the
 last message that was read, even if it has grown beyond the position.
+
+A checkpoint that is older than the history, such as one copied back by hand, is not continued: it would use
+numbers of batches again, and the history would refuse other reports as repeated ones.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from muster.pipeline.job import batch_commit, checkpoint_label, state_copy
 from muster.pipeline.job.driver import driver_lease, driver_terms
 
 CLAIM_ATTEMPTS = 10
+HISTORY_OF_BATCHES = (tables.NODES, tables.GROUPS)  # tables with the number of each batch
 
 
 class Continuation:
@@ -56,7 +60,10 @@ class Continuation:
         self._begin_term()
 
     def _begin_term(self) -> None:
-        epoch, run = self._claim_epoch(), self.label.run
+        epoch = self._claim_epoch()
+        if self._is_older_than_history():
+            self._renew_checkpoint({}, "older-than-history")
+        run = self.label.run
         last = driver_terms.read_last(self._checkpoint, run)
         self.term = driver_terms.next_term(epoch, run, last, self._stored_positions())
         if self.term.state is not None:
@@ -85,6 +92,15 @@ class Continuation:
                 self._log.error("epoch-not-claimed", error=error)
                 return 1 + max([*driver_terms.epochs(self._checkpoint), self._driver.lease_epoch])
         raise errors.Unavailable("the history changes too often to begin as its driver")
+
+    def _is_older_than_history(self) -> bool:
+        """Whether the history has batches after the first one that this term would begin."""
+        begun = driver_terms.next_term(0, "", self.last(), {}).first
+        stored = (delta.position(self._history, name, self.label.run) for name in HISTORY_OF_BATCHES)
+        try:
+            return any(batch is not None and batch > begun for batch in stored)
+        except storage.StorageUnavailable:  # as when it cannot be claimed
+            return False
 
     def last(self) -> driver_terms.TermProgress | None:
         """The newest term in the checkpoint, of this driver or another."""
@@ -129,7 +145,7 @@ class Continuation:
                 after[name] = min(position, await last_stored_by(stream, clock_ms))
         if after == positions:
             return False
-        await asyncio.to_thread(self._renew_checkpoint, after, "shorter")
+        await asyncio.to_thread(self._renew_checkpoint, after, "streams-shorter")
         await asyncio.to_thread(self._begin_term)
         return True
 
@@ -168,13 +184,13 @@ class Continuation:
             stream: min(positions.get(stream, 0), restored.streams.get(stream, 0))
             for stream in batch_commit.POSITIONS
         }
-        self._renew_checkpoint(after, "restored")
+        self._renew_checkpoint(after, "streams-restored")
         state_copy.forget_restored(self._folder)
         return True
 
     def _renew_checkpoint(self, after: dict[str, int], reason: str) -> None:
         self.label = checkpoint_label.renew(self._checkpoint, after)
-        self._log.warning("checkpoint-renewed", reason=f"streams-{reason}", run=self.label.run, **after)
+        self._log.warning("checkpoint-renewed", reason=reason, run=self.label.run, **after)
 
 
 async def last_stored_by(stream: api.Stream, clock_ms: int) -> int:

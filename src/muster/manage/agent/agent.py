@@ -151,6 +151,7 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
         for resource in self.hosted.values():
             if resource.adapter is not None:
                 await resource.adapter.close()
+        self._release()
 
     # Outgoing messages
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import fcntl
 import functools
 import heapq
+import os
 import pathlib
 import shutil
 import time
@@ -35,7 +37,8 @@ EMPTY_MAX = 256  # records of resources that do not exist any more; older ones b
 NAMES_MAX = 1_000  # names of hosted resources in one reply
 EVENTS_A_SECOND = 10  # per resource; the next heartbeat reports later changes
 # Files beside the records; no resource has a name with a dot, and each has a folder of its name.
-BOOT, FLOOR = ".boot", ".floor"
+BOOT, FLOOR, LOCK = ".boot", ".floor", ".agent"
+LOCK_WAIT_S, LOCK_LOOK_S = 5.0, 0.1  # for a former process of the agent that is ending
 RUNNING = (
     *(health.HealthState.UP, health.HealthState.STARTING, health.HealthState.LATE),
     *(health.HealthState.DRAINING, health.HealthState.UNKNOWN),
@@ -100,6 +103,7 @@ class ResourceHost(abc.ABC):
         self.name = name
         self.hosted: dict[str, HostedResource] = {}
         self._folder = folder
+        self._lock: int | None = None  # on the folder
         self._adapters = adapters
         self.broker_access: Callable[[], Awaitable[base.BrokerAccess]] | None = None
         self._boot = int(time.time() * 1000)
@@ -127,14 +131,35 @@ class ResourceHost(abc.ABC):
         elsewhere by now."""
 
     async def _resume(self) -> None:
-        """Find the resources that were hosted before a restart."""
+        """Find the resources that were hosted before a restart. `errors.Conflict` if another process is this
+        agent: both would start each resource."""
         if self._folder is None:
             return
+        await self._acquire(self._folder)
         self._boot = await asyncio.to_thread(_next_boot, self._folder, self._boot)
         self._floor, loaded = await asyncio.to_thread(_load, self._folder)
         for record in sorted(operation_log.resolve_interrupted_rename(loaded), key=lambda each: each.epoch):
             self._get_or_create(record.name, record).resumed = record.config is None
         await self._resume_missing()
+
+    async def _acquire(self, folder: pathlib.Path) -> None:
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + LOCK_WAIT_S
+        while self._lock is None:
+            taken = await asyncio.to_thread(_take_lock, folder)
+            if isinstance(taken, int):
+                self._lock = taken
+            elif loop.time() > until_s:
+                raise errors.Conflict(
+                    f"the agent of {folder} runs already, as process {taken}", hint="stop it first, or use it"
+                )
+            else:
+                await asyncio.sleep(LOCK_LOOK_S)
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     async def _resume_missing(self) -> None:
         """Find resources that have not been found since the agent started.
@@ -539,6 +564,21 @@ def _next_boot(folder: pathlib.Path, now_ms: int) -> int:
     except OSError as error:  # for example a full disk: use the clock
         events.warning("boot-not-stored", error=error)
     return boot
+
+
+def _take_lock(folder: pathlib.Path) -> int | str:
+    """The descriptor that holds the lock; or the process that has it. It ends with its process."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(descriptor, 20).decode("ascii", "replace") or "?"
+        os.close(descriptor)
+        return holder
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, str(os.getpid()).encode())
+    return descriptor
 
 
 def _store(path: pathlib.Path, data: bytes) -> None:

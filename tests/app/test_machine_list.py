@@ -13,7 +13,7 @@ from muster.app.machines import admission, join_client, membership
 from muster.app.machines import roles as machine_roles
 from muster.core import errors
 from muster.core.settings import bus, domain
-from muster.trust import keyring, nkeys, sealed_box
+from muster.trust import machine_keys, nkeys, sealed_box
 from muster.trust.permissions import roles
 
 pytestmark = pytest.mark.may_block(reason="keys are written by this thread")
@@ -107,18 +107,18 @@ def test_a_machine_gets_what_its_roles_need_and_no_key_that_signs(tmp_path: Path
     assert (joined.secrets, joined.certificate, joined.machines.here.broker) == ("", "", "")
     folder = domain.DomainSettings(name="fleet", data_dir=str(tmp_path / "c"))
     settings = app_settings.Settings(domain=folder)
-    trust = keyring.Keyring.adopt(settings.keys_folder, "fleet", joined.documents)
+    trust = machine_keys.adopt(settings.keys_folder, "fleet", joined.documents)
     for identity, role in membership.parts("c", ("agent",), "c").items():
-        trust.store_own(identity, role, joined.users[identity], agent_only[identity])
+        machine_keys.store_own(trust, identity, role, joined.users[identity], agent_only[identity])
     assert identities.open_or_create(settings).domain == "fleet"  # it needs nothing else
     keys = new_keys("b")
     joined = first.admission.join(machine_roles.ALL, request("b", keys, box))
     again = first.admission.join(machine_roles.ALL, request("b", keys, box))  # the reply was lost
     assert (again.machines, set(again.users)) == (joined.machines, set(keys))
-    trust = keyring.Keyring.adopt(tmp_path / "b", "fleet", joined.documents)
+    trust = machine_keys.adopt(tmp_path / "b", "fleet", joined.documents)
     for identity, role in membership.parts("b", machine_roles.ALL, "b").items():
-        trust.store_own(identity, role, joined.users[identity], keys[identity])
-    trust.open_secrets(joined.secrets, box, "b")
+        machine_keys.store_own(trust, identity, role, joined.users[identity], keys[identity])
+    machine_keys.open_secrets(trust, joined.secrets, box, "b")
     assert trust.missing_files() == []
     assert trust.key_of_secrets().public == first.trust.key_of_secrets().public
     assert not list((tmp_path / "b").rglob("*.seed"))
@@ -186,7 +186,7 @@ def test_a_refused_request_changes_neither_the_list_nor_the_keys(
     with pytest.raises(errors.MusterError, match=reason):
         first.admission.join(machine_roles.ALL, asked)
     assert [known.name for known in first.admission.machines().machines] == ["local"]
-    assert first.trust.machine_keys("b") == {}
+    assert machine_keys.MachineKeys(first.trust).of("b") == {}
 
 
 def test_a_machine_brings_keys_of_its_own(tmp_path: Path):
@@ -219,14 +219,14 @@ def test_a_machine_does_not_get_the_name_of_another_identity(tmp_path: Path, nam
     first.admission.join(machine_roles.ALL, request("b", new_keys("b"), box))
     with pytest.raises(errors.Conflict, match=f"an identity '{name}' already"):
         first.admission.join(("agent",), request(name, new_keys(name, ("agent",)), box))
-    assert first.trust.machine_keys(name) == {}
+    assert machine_keys.MachineKeys(first.trust).of(name) == {}
 
 
 def test_a_join_that_a_crash_interrupted_is_completed_or_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     first, box = Signing(tmp_path), sealed_box.SealedBoxKey.create()
-    store, keys = first.trust._store, new_keys("b")
+    store, keys = first.trust.store_user, new_keys("b")
 
     def crash(domain: str, identity: str, *rest: object) -> str:
         if identity == "manager-b-1":
@@ -234,10 +234,10 @@ def test_a_join_that_a_crash_interrupted_is_completed_or_replaced(
         return store(domain, identity, *rest)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(first.trust, "_store", crash)
+        patch.setattr(first.trust, "store_user", crash)
         with pytest.raises(RuntimeError):
             first.admission.join(machine_roles.ALL, request("b", keys, box))
-    interrupted = first.trust.machine_keys("b")
+    interrupted = machine_keys.MachineKeys(first.trust).of("b")
     assert "manager-b-1" in interrupted
     joined = first.admission.join(machine_roles.ALL, request("b", keys, box))
     assert set(joined.users) == set(keys)

@@ -14,7 +14,7 @@ from muster.app import identities
 from muster.core import errors
 from muster.core.settings import bus as bus_settings
 from muster.testing.eventually import eventually
-from muster.trust import credential_records, credentials, jwt, keyring, nkeys, private_files
+from muster.trust import credential_records, credentials, jwt, keyring, machine_keys, nkeys, private_files
 from muster.trust.permissions import roles
 from tests.trust import servers
 
@@ -227,8 +227,8 @@ def test_what_was_signed_after_a_revocation_of_its_key_can_be_revoked(trust):
     trust.issue("a1", AGENT)
     trust.revoke("a1")
     public_key = trust.show("a1").public_key
-    document = later._document_of("north", "a1", AGENT, public_key, now + 5)
-    later._store("north", "a1", public_key, document, None)
+    document = later.sign_user("north", "a1", AGENT, public_key, now + 5)
+    later.store_user("north", "a1", public_key, document, None)
     assert (later.show("a1").status, later.check(document).name) == ("valid", "a1")
     assert later.revoke("a1").status == "revoked"
     with pytest.raises(errors.Unauthorized):
@@ -495,8 +495,8 @@ def test_the_file_is_what_other_nats_clients_read(trust):
 def followed(trust: keyring.Keyring, folder: pathlib.Path, after: int = -1) -> tuple[keyring.Keyring, int]:
     """The keys of another machine that has asked until nothing is missing."""
     while True:
-        documents = trust.public_documents(after)
-        copy = keyring.Keyring.adopt(folder, "north", documents)
+        documents = machine_keys.MachineKeys(trust).documents(after)
+        copy = machine_keys.adopt(folder, "north", documents)
         if documents.after == after:
             return copy, after
         after = documents.after
@@ -533,10 +533,24 @@ def test_documents_for_other_machines_fit_into_a_message_with_all_revocations(tr
     trust.issue("a1", AGENT)
     trust.revoke("a1")
     after, size = -1, 0
-    while (documents := trust.public_documents(after)).after != after:
+    while (documents := machine_keys.MachineKeys(trust).documents(after)).after != after:
         size = max(size, len(msgspec.json.encode(documents)))
         after = documents.after
     assert size < bus_settings.BusSettings().max_payload_bytes - (32 << 10)
     assert len(msgspec.json.encode(documents)) < 4096  # every second, if nothing is new
     copy, _ = followed(trust, tmp_path / "copy")
     assert copy.show("a1").status == "revoked"
+
+
+def test_an_identity_of_several_machines_is_that_of_those_left(trust):
+    """It has a key on each machine: its record must not be that of a machine which was removed."""
+    machines = machine_keys.MachineKeys(trust)
+    keys = {machine: nkeys.KeyPair.create(nkeys.KeyKind.USER).public for machine in ("east", "west")}
+    for machine, key in keys.items():
+        machines.issue(machine, {"message": roles.Role.GATEWAY}, {"message": key}, shared=("message",))
+    machines.revoke("east")
+    assert machines.of("east") == {}
+    assert trust.show("message").status == "valid"
+    assert trust.show("message").public_key == keys["west"]
+    assert trust.revoke("message").status == "revoked"
+    assert set(trust.revocations("north")) == set(keys.values())

@@ -24,8 +24,7 @@ events to each account, so that a lease can be taken over at once when the conne
 
 A user's record is its JWT; there is no second list that could disagree with it.
 
-A machine that joined has public documents only, beside the keys of its own parts (`PublicDocuments`,
-`adopt`): no seed with which something could be signed. Exactly one machine signs.
+A machine that joined has public documents only (`muster.trust.machine_keys`). Exactly one machine signs.
 """
 
 from __future__ import annotations
@@ -33,9 +32,8 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
-import shutil
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -62,24 +60,13 @@ CLAIMS_UPDATE = "$SYS.REQ.CLAIMS.UPDATE"
 # A broker reads at most 4,096 bytes of the first line of a connection, which has more than the document.
 _LINE_MAX = 3650
 REVOCATIONS_MAX = 10_000  # of credentials that have not expired: the account of more exceeds a message
-DOCUMENTS_BYTES = 512 << 10  # of users' documents in one reply
 CLOCK_STEP_S = 86_400  # a revocation is kept for so long after the expiry of its key: clocks may be set back
 
 _SIGNING = "keys/signing.seed"
-_SECRETS = "secrets.key"
-_MACHINE = "machine"
+SECRETS = "secrets.key"
+MACHINE = "machine"
 _PUBLISHED = "published"
 _RESTORE = "restore it from a backup"
-
-
-class PublicDocuments(msgspec.Struct, frozen=True, kw_only=True):
-    """What the machines of a domain know of its identities. Without secrets."""
-
-    operator: str
-    accounts: dict[str, str]  # by domain, with that of the brokers; they have the revocations
-    grants: str
-    users: dict[str, str]  # documents by identity
-    after: int  # for the next request; the same again: nothing is missing
 
 
 class Keyring:
@@ -112,19 +99,23 @@ class Keyring:
         with private_files.map_os_errors(folder):
             if not folder.exists():
                 raise errors.NotFound(f"no keys in {folder}", hint="`muster init` makes them")
-        return cls(folder, _read(folder / "operator.jwt", jwt.OperatorClaims)[1].name, clock=clock)
+        return cls(folder, read_document(folder / "operator.jwt", jwt.OperatorClaims)[1].name, clock=clock)
 
     def missing_files(self) -> list[pathlib.Path]:
         """Files without which the domain cannot start or issue credentials. The seeds of the operator and of
         the accounts are not among them: they may be stored elsewhere."""
         if self.of_machine:
-            public = [self._account(domain) / "account.jwt" for domain in (SYSTEM, self.domain)]
-            needed = [self.folder / "operator.jwt", self._account(self.domain) / "grants.public", *public]
+            public = [self.account_folder(domain) / "account.jwt" for domain in (SYSTEM, self.domain)]
+            needed = [
+                self.folder / "operator.jwt",
+                self.account_folder(self.domain) / "grants.public",
+                *public,
+            ]
             return [path for path in needed if not path.exists()]
         needed = [self.folder / "operator.jwt", self.folder / _SIGNING]
-        needed.append(self._account(self.domain) / "grants.public")
+        needed.append(self.account_folder(self.domain) / "grants.public")
         for domain in (SYSTEM, self.domain):
-            account = self._account(domain)
+            account = self.account_folder(domain)
             needed += [account / "account.jwt", account / "signing.seed"]
             if needed[-2].exists():
                 needed += [account / "roles" / f"{role}.seed" for role in sorted(self._roles(domain))]
@@ -140,10 +131,14 @@ class Keyring:
         each undo revocations of the other."""
         return (self.folder / _SIGNING).exists()
 
+    def check_signs(self) -> None:
+        """Before anything is changed: a copy of the keys cannot revoke."""
+        self._key(_SIGNING)
+
     @property
     def of_machine(self) -> bool:
-        """Whether these are the keys of a machine that joined (`adopt`)."""
-        return (self.folder / _MACHINE).exists()
+        """Whether these are the keys of a machine that joined (`machine_keys.adopt`)."""
+        return (self.folder / MACHINE).exists()
 
     # -- domains
 
@@ -167,7 +162,7 @@ class Keyring:
 
     def root_of_grants(self, *, domain: str | None = None) -> str:
         """The public key that `grants.verify` is given; needs no secret to be on this machine."""
-        path = self._account(domain or self.domain) / "grants.public"
+        path = self.account_folder(domain or self.domain) / "grants.public"
         return nkeys.require_kind(
             private_files.read_text(path, "the root of authorities"), nkeys.KeyKind.ACCOUNT
         )
@@ -176,7 +171,7 @@ class Keyring:
         """The key that opens the sealed secrets of the domain. A copy of the keys never makes one of its own:
         its registry could not open what another registry has stored."""
         self._existing(domain or self.domain)
-        path = self._account(domain or self.domain) / _SECRETS
+        path = self.account_folder(domain or self.domain) / SECRETS
         with private_files.locked(self.folder):
             if not (self.signs or path.exists()):
                 raise errors.NotFound(
@@ -187,7 +182,7 @@ class Keyring:
 
     def passwords(self) -> passwords.PasswordStore:
         """The verifiers for logins with a name and a password."""
-        folder = self._account(self.domain) / "passwords"
+        folder = self.account_folder(self.domain) / "passwords"
         return passwords.PasswordStore(
             folder, clock=self._clock, identities=identity_roles.LoginIdentities(self)
         )
@@ -213,11 +208,11 @@ class Keyring:
         ``may_run_commands``: inside resources, as an operator.
         With ``public_key`` the private key stays where it was made, and no credentials file is stored here.
         """
-        domain = self._place(role, domain)
+        domain = self.account_of(role, domain)
         self._existing(domain)
         subjects.identity(identity)
         with private_files.locked(self.folder):
-            if self._user(domain, identity).exists():
+            if self.user_path(domain, identity).exists():
                 record = self.show(identity, domain=domain)
                 if record.status == "valid":
                     raise errors.AlreadyExists(
@@ -225,13 +220,13 @@ class Keyring:
                     )
                 if public_key == record.public_key:
                     raise errors.Refused(f"{identity!r} needs a new key: this one was {record.status}")
-            if public_key in self._revoked(domain):
+            if public_key in self.revocations(domain):
                 raise errors.Refused(f"{identity!r} needs a new key: this one was revoked")
             key = None if public_key else nkeys.KeyPair.create(nkeys.KeyKind.USER)
             public = key.public if key else nkeys.require_kind(public_key or "", nkeys.KeyKind.USER)
             now = self._clock()
             expires_at = jwt.ends(now, lifetime_s)
-            document = self._document_of(
+            document = self.sign_user(
                 domain,
                 identity,
                 role,
@@ -243,7 +238,7 @@ class Keyring:
                 bearer=bearer,
                 marks=(credential_records.SHELL,) if may_run_commands else (),
             )
-            return self._store(domain, identity, public, document, key)
+            return self.store_user(domain, identity, public, document, key)
 
     def renew(self, identity: str, *, lifetime_s: float | None = None, domain: str | None = None) -> str:
         """A later expiry and the present permissions for the same key; `errors.Refused` if it was revoked."""
@@ -261,11 +256,11 @@ class Keyring:
             user = self._claims(record.domain, identity).nats
             assert isinstance(user, jwt.UserClaims)
             topics = credential_records.topics_in(user)
-            path = self._user(record.domain, identity).with_suffix(".creds")
+            path = self.user_path(record.domain, identity).with_suffix(".creds")
             key = None
             if path.exists():
                 key = nkeys.KeyPair.from_seed(self.credentials(identity, domain=record.domain).seed)
-            document = self._document_of(
+            document = self.sign_user(
                 record.domain,
                 identity,
                 roles.Role.named(record.role),
@@ -277,7 +272,7 @@ class Keyring:
                 bearer=record.bearer,
                 marks=(credential_records.SHELL,) if record.may_run_commands else (),
             )
-            return self._store(record.domain, identity, record.public_key, document, key)
+            return self.store_user(record.domain, identity, record.public_key, document, key)
 
     def provide_login(self, identity: str, role: roles.Role) -> credential_records.CredentialRecord:
         """The identity of a login, made with this role if there is none.
@@ -294,7 +289,7 @@ class Keyring:
                     return record
                 key = nkeys.KeyPair.from_seed(self.credentials(identity).seed)
                 now = max(self._clock(), record.issued_at)
-            document = self._document_of(
+            document = self.sign_user(
                 self.domain,
                 subjects.identity(identity),
                 role,
@@ -302,7 +297,7 @@ class Keyring:
                 now,
                 marks=(credential_records.LOGIN,),
             )
-            self._store(self.domain, identity, key.public, document, key)
+            self.store_user(self.domain, identity, key.public, document, key)
         return self.show(identity)
 
     def narrowed(self, identity: str, role: roles.Role) -> credentials.Credentials:
@@ -315,7 +310,7 @@ class Keyring:
         narrow = roles.of_login(roles.Role.named(record.role), role)
         if narrow == record.role:
             return own
-        document = self._document_of(
+        document = self.sign_user(
             self.domain, identity, narrow, record.public_key, record.issued_at, record.expires_at
         )
         return credentials.Credentials(document, own.seed)
@@ -327,199 +322,16 @@ class Keyring:
 
         ``keep_free``: how many further revocations must remain possible.
         """
-        self._key(_SIGNING)  # before anything is changed: a copy of the keys cannot revoke
+        self.check_signs()
         with private_files.locked(self.folder):
             record = self.show(identity, domain=domain)
-            if record.status == "revoked":
+            held = [(identity, self._claims(record.domain, identity))]
+            held += [(identity, claims) for _, claims in self.documents_on_machines(record.domain, identity)]
+            if all(self.is_revoked(record.domain, claims) for _, claims in held):
                 return record
-            now = int(self._clock())
-            revoked = {
-                key: entry
-                for key, entry in self._revoked(record.domain).items()
-                if not entry.expires_at or entry.expires_at > now - CLOCK_STEP_S
-            }
-            if len(revoked) >= REVOCATIONS_MAX - keep_free:
-                raise errors.LimitExceeded(
-                    f"{identity!r} cannot be revoked now: {len(revoked)} revoked ones have not expired",
-                    hint="a revocation ends when its credentials expire; issue those with a lifetime",
-                )
-            # The broker revokes what was issued up to this second; after the clock was set back it must stay
-            # revoked.
-            for claims in (
-                self._claims(record.domain, identity),
-                *self._on_machines(record.domain, identity),
-            ):
-                revoked[claims.sub] = credential_records.CredentialRevocation(
-                    identity, max(now, claims.iat), claims.exp or 0
-                )
-            private_files.replace_file(
-                self._account(record.domain) / "revoked.json", msgspec.json.encode(revoked)
-            )
-            self._refresh(record.domain)
-            self._user(record.domain, identity).with_suffix(".creds").unlink(missing_ok=True)
+            self.add_revocations(record.domain, held, keep_free=keep_free)
+            self.user_path(record.domain, identity).with_suffix(".creds").unlink(missing_ok=True)
         return self.show(identity, domain=record.domain)
-
-    # -- machines
-
-    def machine_keys(self, machine: str) -> dict[str, str]:
-        """The public keys of the parts of a machine that joined, by identity."""
-        folders = (
-            self._account(domain) / "machines" / subjects.token(machine) for domain in (SYSTEM, self.domain)
-        )
-        paths = (path for folder in folders for path in folder.glob("*.jwt"))
-        return {path.stem: _read(path, jwt.UserClaims)[1].sub for path in paths}
-
-    def issue_to_machine(
-        self,
-        machine: str,
-        parts: Mapping[str, roles.Role],
-        keys: Mapping[str, str],
-        *,
-        shared: Collection[str] = (),
-        may_run_commands: Collection[str] = (),
-    ) -> dict[str, str]:
-        """The documents of the parts of a machine that joined, by identity, or an error before the first one.
-
-        ``shared`` parts have the same name on several machines: one identity with several keys, which are
-        revoked with it, or with their machine."""
-        with private_files.locked(self.folder):
-            held = self.machine_keys(machine)
-            if len(set(keys.values())) < len(keys):
-                raise errors.InvalidInput(f"{machine!r} needs a key for each of its parts")
-            for identity, role in parts.items():
-                domain, public = (
-                    self._place(role, None),
-                    nkeys.require_kind(keys[identity], nkeys.KeyKind.USER),
-                )
-                if public in self._revoked(domain):
-                    raise errors.Refused(f"{identity!r} needs a new key: this one was revoked")
-                if held.get(subjects.identity(identity)) == public:  # repeated
-                    continue
-                if identity in held or (self._account(domain) / "keys" / public).exists():
-                    raise errors.Refused(f"{identity!r} of {machine!r} needs its own key, and one only")
-                if identity not in shared and self._is_taken(domain, identity):
-                    raise errors.Conflict(
-                        f"the domain has an identity {identity!r} already",
-                        hint=f"choose another name for the machine, or `muster creds revoke {identity}`",
-                    )
-            return {
-                identity: self._issue_part(
-                    machine, identity, role, keys[identity], identity in may_run_commands
-                )
-                for identity, role in parts.items()
-            }
-
-    def _issue_part(
-        self, machine: str, identity: str, role: roles.Role, public: str, may_run_commands: bool
-    ) -> str:
-        domain = self._place(role, None)
-        marks = (credential_records.SHELL,) if may_run_commands else ()
-        document = self._document_of(domain, identity, role, public, self._clock(), marks=marks)
-        # First: after a crash, this is what makes the same request a repeated one.
-        private_files.replace_file(
-            self._account(domain) / "machines" / machine / f"{identity}.jwt", document.encode()
-        )
-        if self._is_taken(domain, identity):
-            private_files.replace_file(self._account(domain) / "keys" / public, identity.encode())
-        else:
-            self._store(domain, identity, public, document, None)
-        return document
-
-    def _is_taken(self, domain: str, identity: str) -> bool:
-        user = self._user(domain, identity)
-        return user.exists() and self.show(identity, domain=domain).status != "revoked"
-
-    def revoke_machine(self, machine: str) -> None:
-        """Revoke the keys of all parts of a machine. To be published as `revoke`."""
-        self._key(_SIGNING)
-        with private_files.locked(self.folder):
-            now = int(self._clock())
-            for domain in (SYSTEM, self.domain):
-                folder = self._account(domain) / "machines" / subjects.token(machine)
-                revoked = dict(self._revoked(domain))
-                for path in folder.glob("*.jwt"):
-                    claims = _read(path, jwt.UserClaims)[1]
-                    revoked[claims.sub] = credential_records.CredentialRevocation(
-                        path.stem, max(now, claims.iat), claims.exp or 0
-                    )
-                private_files.replace_file(
-                    self._account(domain) / "revoked.json", msgspec.json.encode(revoked)
-                )
-                self._refresh(domain)
-                shutil.rmtree(folder, ignore_errors=True)
-
-    def _on_machines(self, domain: str, identity: str) -> list[jwt.JwtClaims]:
-        paths = (self._account(domain) / "machines").glob(f"*/{identity}.jwt")
-        return [_read(path, jwt.UserClaims)[1] for path in paths]
-
-    def public_documents(self, after: int = -1) -> PublicDocuments:
-        """What other machines need: no secrets. ``after``: only documents that are later (`_publish`)."""
-        own = self._account(self.domain)
-        accounts: dict[str, str] = {}
-        if after < 0:  # without those a machine that joins could not start
-            accounts = {domain: self._document(domain)[0] for domain in (SYSTEM, self.domain)}
-        users: dict[str, str] = {}
-        after, size = max(after, 0), sum(map(len, accounts.values()))
-        paths = [self._account(SYSTEM) / "account.jwt", own / "account.jwt", *(own / "users").glob("*.jwt")]
-        for at, path in sorted((path.stat().st_mtime_ns, path) for path in paths):
-            if at <= after:
-                continue
-            text = path.read_text()
-            if size and size + len(text) > DOCUMENTS_BYTES:
-                break
-            size += len(text)
-            if path.parent.name == "users":
-                users[path.stem] = text
-            else:
-                accounts[path.parent.name] = text
-            after = at
-        return PublicDocuments(
-            operator=_read(self.folder / "operator.jwt", jwt.OperatorClaims)[0],
-            accounts=accounts,
-            grants=self.root_of_grants(),
-            users=users,
-            after=after,
-        )
-
-    @classmethod
-    def adopt(cls, folder: pathlib.Path, domain: str, documents: PublicDocuments) -> Keyring:
-        """Create or update the keys of a machine that joined. Its own parts keep their documents."""
-        trust = cls(folder, domain)
-        account = trust._account(domain)
-        private_files.make_folder(account)
-        with private_files.locked(folder):
-            for name, text in documents.users.items():
-                path = trust._user(domain, subjects.token(name))
-                if not path.with_suffix(".creds").exists():
-                    private_files.replace_file(path, text.encode())
-            written = {
-                account / "grants.public": documents.grants,
-                **{trust._account(name) / "account.jwt": text for name, text in documents.accounts.items()},
-                folder / _MACHINE: "",
-                folder / "operator.jwt": documents.operator,
-            }
-            for path, text in written.items():
-                if not path.exists() or path.read_text() != text:
-                    private_files.replace_file(path, text.encode())
-        return trust
-
-    def store_own(self, identity: str, role: roles.Role, document: str, key: nkeys.KeyPair) -> None:
-        """The credentials of a part of this machine, which joined."""
-        path = self._user(self._place(role, None), subjects.token(identity))
-        private_files.replace_file(path, document.encode())
-        text = credentials.Credentials(document, key.seed).render()
-        private_files.replace_file(path.with_suffix(".creds"), text.encode())
-
-    def seal_secrets_for(self, public: str, machine: str) -> str:
-        """The key of secrets, in a box that only this machine's key opens."""
-        self.key_of_secrets()
-        path = self._account(self.domain) / _SECRETS
-        return sealed_box.seal(public, path.read_bytes(), f"{_SECRETS} {machine}")
-
-    def open_secrets(self, box: str, key: sealed_box.SealedBoxKey, machine: str) -> None:
-        private_files.replace_file(
-            self._account(self.domain) / _SECRETS, key.open(box, f"{_SECRETS} {machine}")
-        )
 
     def show(self, identity: str, *, domain: str | None = None) -> credential_records.CredentialRecord:
         domain = domain or self.domain
@@ -531,9 +343,7 @@ class Keyring:
         if not user.pub.allow and role is not None:
             limits = roles.limits(role, identity)
         expired = claims.exp and claims.exp <= self._clock()
-        revocation = self._revoked(domain).get(claims.sub)
-        revoked = revocation is not None and claims.iat <= revocation.at  # the same decision as in brokers
-        status = "revoked" if revoked else "expired" if expired else "valid"
+        status = "revoked" if self.is_revoked(domain, claims) else "expired" if expired else "valid"
         return credential_records.CredentialRecord(
             identity=identity,
             domain=domain,
@@ -551,18 +361,23 @@ class Keyring:
             queues=credential_records.queues_of(user, role),
         )
 
+    def is_revoked(self, domain: str, claims: jwt.JwtClaims) -> bool:
+        """The same decision as in brokers."""
+        revocation = self.revocations(domain).get(claims.sub)
+        return revocation is not None and claims.iat <= revocation.at
+
     def discard_expired(self, prefix: str, role: roles.Role) -> None:
         """Delete what names with ``prefix`` and this role had, a day after it expired."""
         for record in self.records(prefix=prefix):
             if record.role == role and 0 < (record.expires_at or 0) < self._clock() - CLOCK_STEP_S:
-                user = self._user(self.domain, record.identity)
-                owner = self._account(self.domain) / "keys" / record.public_key
+                user = self.user_path(self.domain, record.identity)
+                owner = self.account_folder(self.domain) / "keys" / record.public_key
                 for path in (user.with_suffix(".creds"), owner, user):
                     path.unlink(missing_ok=True)
 
     def version(self, identity: str) -> tuple[tuple[int, int], ...]:
         """Differs when what `show` reads has changed. Faster than `show`."""
-        account = self._account(self.domain)
+        account = self.account_folder(self.domain)
         user = account / "users" / f"{subjects.token(identity)}.jwt"
         paths = (user, account / "revoked.json", account / "account.jwt")
         states = (path.stat() for path in paths if path.exists())
@@ -570,7 +385,7 @@ class Keyring:
 
     def account_path(self) -> pathlib.Path:
         """The document with the revocations of the domain and the permissions of its roles."""
-        return self._account(self.domain) / "account.jwt"
+        return self.account_folder(self.domain) / "account.jwt"
 
     def account_key(self) -> str:
         return self._public(self.domain)
@@ -579,7 +394,7 @@ class Keyring:
         self, *, domain: str | None = None, prefix: str = ""
     ) -> list[credential_records.CredentialRecord]:
         domain = domain or self.domain
-        names = sorted(path.stem for path in (self._account(domain) / "users").glob(f"{prefix}*.jwt"))
+        names = sorted(path.stem for path in (self.account_folder(domain) / "users").glob(f"{prefix}*.jwt"))
         return [self.show(name, domain=domain) for name in names]
 
     def credentials(self, identity: str, *, domain: str | None = None) -> credentials.Credentials:
@@ -588,14 +403,16 @@ class Keyring:
     def document(self, identity: str, *, domain: str | None = None) -> str:
         """The user JWT as it was last issued."""
         domain = domain or self.domain
-        return private_files.read_text(self._user(domain, subjects.token(identity)), "a user's document")
+        return private_files.read_text(self.user_path(domain, subjects.token(identity)), "a user's document")
 
     def credentials_path(self, identity: str, *, domain: str | None = None) -> pathlib.Path:
-        return self._user(domain or self.domain, subjects.token(identity)).with_suffix(".creds")
+        return self.user_path(domain or self.domain, subjects.token(identity)).with_suffix(".creds")
 
     def check(self, user_jwt: str) -> jwt.JwtClaims:
         """What a broker would decide about this document, with the reason, which brokers do not report."""
-        return self._checked(user_jwt, [self._document(name)[1] for name in (SYSTEM, *self.domains())])[0]
+        return self._checked(
+            user_jwt, [self.account_document(name)[1] for name in (SYSTEM, *self.domains())]
+        )[0]
 
     def limits_of(
         self, user_jwt: str, account: jwt.JwtClaims | None = None
@@ -604,7 +421,7 @@ class Keyring:
 
         ``account``: another document of the domain (`newest_account`).
         """
-        claims, account_claims = self._checked(user_jwt, [account or self._document(self.domain)[1]])
+        claims, account_claims = self._checked(user_jwt, [account or self.account_document(self.domain)[1]])
         scopes = {key.key: key for key in account_claims.signing_keys if isinstance(key, jwt.SigningScope)}
         if claims.iss in scopes:
             return claims, roles.filled_in(scopes[claims.iss].template, claims.name)
@@ -614,8 +431,8 @@ class Keyring:
     def newest_account(self, copies: Iterable[str]) -> jwt.JwtClaims:
         """The newest document of the domain's account: the own one, or one of ``copies`` that brokers have
         stored, if the operator signed it. A copy of the keys learns of revocations from them."""
-        newest = self._document(self.domain)[1]
-        _, operator = _read(self.folder / "operator.jwt", jwt.OperatorClaims)
+        newest = self.account_document(self.domain)[1]
+        _, operator = read_document(self.folder / "operator.jwt", jwt.OperatorClaims)
         assert isinstance(operator.nats, jwt.OperatorClaims)
         for document in copies:
             with contextlib.suppress(errors.MusterError):
@@ -646,10 +463,10 @@ class Keyring:
         records = {}
         with private_files.locked(self.folder):
             for domain in (SYSTEM, *self.domains()):
-                self._refresh(domain)
-                document, claims = self._document(domain)
+                self.refresh_account(domain)
+                document, claims = self.account_document(domain)
                 records[claims.sub] = document
-        operator_jwt, _ = _read(self.folder / "operator.jwt", jwt.OperatorClaims)
+        operator_jwt, _ = read_document(self.folder / "operator.jwt", jwt.OperatorClaims)
         return accounts.BrokerTrust(operator_jwt, self._public(SYSTEM), records)
 
     def claims_update(self, *, domain: str | None = None) -> tuple[str, bytes]:
@@ -659,8 +476,8 @@ class Keyring:
         """
         domain = domain or self.domain
         with private_files.locked(self.folder):
-            self._refresh(domain)
-            return CLAIMS_UPDATE, self._document(domain)[0].encode()
+            self.refresh_account(domain)
+            return CLAIMS_UPDATE, self.account_document(domain)[0].encode()
 
     # -- inside
 
@@ -677,23 +494,23 @@ class Keyring:
         private_files.replace_file(self.folder / "operator.jwt", document.encode())
 
     def _new_account(self, domain: str) -> None:
-        private_files.make_folder(self._account(domain))
+        private_files.make_folder(self.account_folder(domain))
         for name in ("account", "signing"):
             key = nkeys.KeyPair.create(nkeys.KeyKind.ACCOUNT)
-            private_files.replace_file(self._account(domain) / f"{name}.seed", key.seed.encode())
+            private_files.replace_file(self.account_folder(domain) / f"{name}.seed", key.seed.encode())
         root = nkeys.KeyPair.create(nkeys.KeyKind.ACCOUNT)
-        private_files.replace_file(self._account(domain) / "grants.seed", root.seed.encode())
-        private_files.replace_file(self._account(domain) / "grants.public", root.public.encode())
+        private_files.replace_file(self.account_folder(domain) / "grants.seed", root.seed.encode())
+        private_files.replace_file(self.account_folder(domain) / "grants.public", root.public.encode())
         if domain != SYSTEM:  # made now, so that each copy of the keys has it
-            sealed_box.SealedBoxKey.kept_in(self._account(domain) / _SECRETS)
-        self._refresh(domain)
+            sealed_box.SealedBoxKey.kept_in(self.account_folder(domain) / SECRETS)
+        self.refresh_account(domain)
 
-    def _refresh(self, domain: str) -> None:
+    def refresh_account(self, domain: str) -> None:
         """Write the document of the account if its content has changed, where it can be signed."""
         if not self.signs:
             return
-        path = self._account(domain) / "account.jwt"
-        before = self._document(domain)[1] if path.exists() else None
+        path = self.account_folder(domain) / "account.jwt"
+        before = self.account_document(domain)[1] if path.exists() else None
         public = before.sub if before else self._key(f"accounts/{domain}/account.seed").public
         account = self._describe(domain, public)
         if before and before.nats == msgspec.structs.replace(account, version=2):
@@ -702,7 +519,7 @@ class Keyring:
         # differ.
         issued_at = max(int(self._clock()), before.iat + 1 if before else 0)
         signer = self._key(_SIGNING)
-        self._publish(path, jwt.issue(signer, public, domain, account, issued_at=issued_at))
+        self.publish(path, jwt.issue(signer, public, domain, account, issued_at=issued_at))
 
     def _describe(self, domain: str, public: str) -> jwt.AccountClaims:
         system = domain == SYSTEM
@@ -712,7 +529,7 @@ class Keyring:
             for role in roles.Role
             if (role is roles.Role.SYSTEM) == system
         }
-        revocations = {key: entry.at for key, entry in self._revoked(domain).items()}
+        revocations = {key: entry.at for key, entry in self.revocations(domain).items()}
         if system:
             return accounts.brokers(signing=signing, role_keys=role_keys, revocations=revocations)
         return accounts.domain(
@@ -723,7 +540,7 @@ class Keyring:
             revocations=revocations,
         )
 
-    def _document_of(
+    def sign_user(
         self,
         domain: str,
         identity: str,
@@ -755,10 +572,10 @@ class Keyring:
             )
         return document
 
-    def _store(
+    def store_user(
         self, domain: str, identity: str, public: str, document: str, key: nkeys.KeyPair | None
     ) -> str:
-        owner = self._account(domain) / "keys" / public
+        owner = self.account_folder(domain) / "keys" / public
         if not owner.exists():
             private_files.replace_file(owner, identity.encode())
         elif (other := private_files.read_text(owner, "the owner of a key")) != identity:
@@ -766,8 +583,8 @@ class Keyring:
                 f"{identity!r} needs its own key: this one was issued to {other!r}",
                 hint="revoking one of the two would revoke both",
             )
-        path = self._user(domain, identity)
-        self._publish(path, document)  # first: an unrecorded document could not be revoked
+        path = self.user_path(domain, identity)
+        self.publish(path, document)  # first: an unrecorded document could not be revoked
         if key:
             text = credentials.Credentials(document, key.seed).render()
             private_files.replace_file(path.with_suffix(".creds"), text.encode())
@@ -775,9 +592,9 @@ class Keyring:
             path.with_suffix(".creds").unlink(missing_ok=True)
         return document
 
-    def _publish(self, path: pathlib.Path, document: str) -> None:
+    def publish(self, path: pathlib.Path, document: str) -> None:
         """Write a document with a time later than that of any other, also within one tick of the clock, or
-        after it was set back: other machines ask for what is later than they have (`public_documents`)."""
+        after it was set back: other machines ask for what is later (`machine_keys`)."""
         latest = self.folder / _PUBLISHED
         before = latest.stat().st_mtime_ns if latest.exists() else 0
         private_files.replace_file(path, document.encode())
@@ -787,7 +604,7 @@ class Keyring:
         for written in (latest, path):
             os.utime(written, ns=(at, at))
 
-    def _place(self, role: roles.Role, domain: str | None) -> str:
+    def account_of(self, role: roles.Role, domain: str | None) -> str:
         home = SYSTEM if role is roles.Role.SYSTEM else self.domain
         if (role is roles.Role.SYSTEM) != ((domain or home) == SYSTEM):
             raise errors.InvalidInput(f"the role {roles.Role.SYSTEM} and the account {SYSTEM} go together")
@@ -802,9 +619,9 @@ class Keyring:
         return self._key(name)
 
     def _roles(self, domain: str) -> set[str]:
-        if not (self._account(domain) / "account.jwt").exists():
+        if not (self.account_folder(domain) / "account.jwt").exists():
             return set()
-        account = self._document(domain)[1].nats
+        account = self.account_document(domain)[1].nats
         assert isinstance(account, jwt.AccountClaims)
         return accounts.roles_of(account)
 
@@ -817,20 +634,49 @@ class Keyring:
 
     def _claims(self, domain: str, identity: str) -> jwt.JwtClaims:
         self._existing(domain)
-        path = self._user(domain, identity)
+        path = self.user_path(domain, identity)
         if not path.exists():
             raise errors.NotFound(f"{identity!r} has no credentials in {domain!r}")
-        return _read(path, jwt.UserClaims)[1]
+        return read_document(path, jwt.UserClaims)[1]
 
-    def _revoked(self, domain: str) -> dict[str, credential_records.CredentialRevocation]:
-        path = self._account(domain) / ("account.jwt" if self.of_machine else "revoked.json")
+    def documents_on_machines(self, domain: str, identity: str) -> list[tuple[str, jwt.JwtClaims]]:
+        """Those of this identity that machines that joined have, for keys of their own."""
+        paths = (self.account_folder(domain) / "machines").glob(f"*/{identity}.jwt")
+        return [read_document(path, jwt.UserClaims) for path in paths]
+
+    def add_revocations(
+        self, domain: str, documents: Iterable[tuple[str, jwt.JwtClaims]], *, keep_free: int = 0
+    ) -> None:
+        """Revoke the keys of these documents, by identity. Those that have expired are left out."""
+        now = int(self._clock())
+        revoked = {
+            key: entry
+            for key, entry in self.revocations(domain).items()
+            if not entry.expires_at or entry.expires_at > now - CLOCK_STEP_S
+        }
+        for identity, claims in documents:
+            if len(revoked) >= REVOCATIONS_MAX - keep_free:
+                raise errors.LimitExceeded(
+                    f"{identity!r} cannot be revoked now: {len(revoked)} revoked ones have not expired",
+                    hint="a revocation ends when its credentials expire; issue those with a lifetime",
+                )
+            # The broker revokes what was issued up to this second; after the clock was set back it must stay
+            # revoked.
+            revoked[claims.sub] = credential_records.CredentialRevocation(
+                identity, max(now, claims.iat), claims.exp or 0
+            )
+        private_files.replace_file(self.account_folder(domain) / "revoked.json", msgspec.json.encode(revoked))
+        self.refresh_account(domain)
+
+    def revocations(self, domain: str) -> dict[str, credential_records.CredentialRevocation]:
+        path = self.account_folder(domain) / ("account.jwt" if self.of_machine else "revoked.json")
         if not path.exists():
             return {}
         state = path.stat()
         version, known = self._revocations.get(domain, (None, {}))
         if version != (state.st_ino, state.st_mtime_ns):
             if path.suffix == ".jwt":
-                account = self._document(domain)[1].nats
+                account = self.account_document(domain)[1].nats
                 assert isinstance(account, jwt.AccountClaims)
                 made = credential_records.CredentialRevocation
                 known = {key: made("", at, 0) for key, at in account.revocations.items()}
@@ -841,21 +687,21 @@ class Keyring:
         return known
 
     def _public(self, domain: str) -> str:
-        return self._document(domain)[1].sub
+        return self.account_document(domain)[1].sub
 
-    def _document(self, domain: str) -> tuple[str, jwt.JwtClaims]:
+    def account_document(self, domain: str) -> tuple[str, jwt.JwtClaims]:
         self._existing(domain)
-        return _read(self._account(domain) / "account.jwt", jwt.AccountClaims)
+        return read_document(self.account_folder(domain) / "account.jwt", jwt.AccountClaims)
 
     def _existing(self, domain: str) -> None:
-        if not self._account(domain).exists():
+        if not self.account_folder(domain).exists():
             raise errors.NotFound(f"no domain {domain[:140]!r} here: there are {', '.join(self.domains())}")
 
-    def _account(self, domain: str) -> pathlib.Path:
+    def account_folder(self, domain: str) -> pathlib.Path:
         return self.folder / "accounts" / subjects.token(domain)
 
-    def _user(self, domain: str, identity: str) -> pathlib.Path:
-        return self._account(domain) / "users" / f"{identity}.jwt"
+    def user_path(self, domain: str, identity: str) -> pathlib.Path:
+        return self.account_folder(domain) / "users" / f"{identity}.jwt"
 
 
 def _domain_name(domain: str) -> None:
@@ -863,7 +709,7 @@ def _domain_name(domain: str) -> None:
         raise errors.InvalidInput(f"{SYSTEM} is the brokers' own account: choose another name")
 
 
-def _read(path: pathlib.Path, kind: type) -> tuple[str, jwt.JwtClaims]:
+def read_document(path: pathlib.Path, kind: type) -> tuple[str, jwt.JwtClaims]:
     """Read one of the stored documents, with its claims."""
     text = private_files.read_text(path, f"the {kind.__name__.lower()}'s document")
     try:

@@ -19,7 +19,7 @@ from muster.core import errors
 from muster.core.net import hosts
 from muster.core.settings import domain
 from muster.trust import certificates as certificates_
-from muster.trust import keyring
+from muster.trust import keyring, machine_keys
 
 PORT, ROUTE_PORT = 4222, 6222
 
@@ -43,7 +43,7 @@ class JoinedMachine(msgspec.Struct, frozen=True, kw_only=True):
     domain: str
     machines: membership.MachineList
     users: dict[str, str]
-    documents: keyring.PublicDocuments
+    documents: machine_keys.PublicDocuments
     bundle: str
     certificate: str = ""
     secrets: str = ""
@@ -53,7 +53,7 @@ class DirectoryPage(msgspec.Struct, frozen=True, kw_only=True):
     """What a machine follows. ``certificate``: a new one, if it has sent a key for it."""
 
     machines: membership.MachineList
-    documents: keyring.PublicDocuments
+    documents: machine_keys.PublicDocuments
     bundle: str
     certificate: str = ""
 
@@ -64,6 +64,7 @@ class MachineAdmission:
     def __init__(self, settings: domain.BaseSettings, trust: keyring.Keyring) -> None:
         self._settings = settings
         self._trust = trust
+        self._keys = machine_keys.MachineKeys(trust)
         self._folder = settings.domain.folder
 
     def machines(self) -> membership.MachineList:
@@ -89,16 +90,16 @@ class MachineAdmission:
         machine = self._machine(name, machine_roles, request, machines)
         certificate = self._certificate(machine, request.certificate_key)
         has_secrets = roles.MachineRole.REGISTRY in machine_roles
-        sealed = self._trust.seal_secrets_for(request.box, name) if has_secrets else ""
-        held = self._trust.machine_keys(name)
+        sealed = self._keys.seal_secrets(request.box, name) if has_secrets else ""
+        held = self._keys.of(name)
         if machines.get(name) is not None and held != request.keys:
             raise errors.Conflict(
                 f"the domain has a machine {name!r} already",
                 hint=f"choose another name with --name, or `muster machine remove {name}` if it is lost",
             )
         if any(request.keys.get(identity) != key for identity, key in held.items()):
-            self._trust.revoke_machine(name)  # of a request that was not completed
-        users = self._trust.issue_to_machine(
+            self._keys.revoke(name)  # of a request that was not completed
+        users = self._keys.issue(
             name, expected, request.keys, shared=membership.SHARED, may_run_commands=("admin",)
         )
         machines = membership.update(self._folder, lambda latest: latest.put_again(machine))
@@ -106,7 +107,7 @@ class MachineAdmission:
             domain=self._settings.domain.name,
             machines=msgspec.structs.replace(machines, own=name),
             users=users,
-            documents=self._trust.public_documents(),
+            documents=self._keys.documents(),
             bundle=certificates.bundle(self._settings).read_text(),
             certificate=certificate,
             secrets=sealed,
@@ -119,7 +120,7 @@ class MachineAdmission:
             raise errors.Forbidden(f"{machine!r} is not a machine of this domain any more")
         return DirectoryPage(
             machines=msgspec.structs.replace(machines, own=machine),
-            documents=self._trust.public_documents(after),
+            documents=self._keys.documents(after),
             bundle=certificates.bundle(self._settings).read_text(),
             certificate=self._certificate(known, certificate_key),
         )
@@ -138,7 +139,7 @@ class MachineAdmission:
                 f"{name!r} is the machine that signs accounts: it cannot be removed here",
                 hint="restore its keys on another machine first (docs/guides/three-machines.md)",
             )
-        self._trust.revoke_machine(name)
+        self._keys.revoke(name)
         membership.update(self._folder, lambda latest: latest.without(name))
         return machine
 

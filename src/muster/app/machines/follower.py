@@ -16,7 +16,7 @@ from muster.app.components import context as context_
 from muster.app.machines import membership
 from muster.core import errors
 from muster.trust import certificates as certificates_
-from muster.trust import keyring
+from muster.trust import machine_keys
 
 PERIOD_S = 1.0
 TIMEOUT_S = 5.0
@@ -78,7 +78,7 @@ class MachineFollower:
             self._machines.own, self._after, certificate_key="" if key is None else key.public
         )
         await asyncio.to_thread(
-            keyring.Keyring.adopt, settings.keys_folder, settings.domain.name, page.documents
+            machine_keys.adopt, settings.keys_folder, settings.domain.name, page.documents
         )
         store = certificates.open_store(settings)
         await asyncio.to_thread(store.adopt_bundle, page.bundle)

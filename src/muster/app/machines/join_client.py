@@ -25,7 +25,7 @@ from muster.core.formats import toml
 from muster.core.net import hosts
 from muster.core.settings import domain
 from muster.trust import certificates as certificates_
-from muster.trust import credentials, keyring, nkeys, sealed_box
+from muster.trust import credentials, machine_keys, nkeys, sealed_box
 
 RETRY_S = 2.0
 DRAFT = "joining"  # what a request that was sent needs
@@ -88,11 +88,11 @@ async def join(
         )
         settings = domain.DomainSettings(name=joined.domain, data_dir=str(place.root))
         keyring_folder = settings.folder / domain.TrustSettings().keys_dir
-        trust = keyring.Keyring.adopt(keyring_folder, joined.domain, joined.documents)
+        trust = machine_keys.adopt(keyring_folder, joined.domain, joined.documents)
         for identity, role in parts.items():
-            trust.store_own(identity, role, joined.users[identity], keys[identity])
+            machine_keys.store_own(trust, identity, role, joined.users[identity], keys[identity])
         if joined.secrets:
-            trust.open_secrets(joined.secrets, box, choices.name)
+            machine_keys.open_secrets(trust, joined.secrets, box, choices.name)
         held = certificates_.CertificateStore(settings.folder / "certs", joined.domain)
         held.adopt_bundle(joined.bundle)
         if joined.certificate:

@@ -29,6 +29,23 @@ def test_a_misspelt_command_is_answered_with_the_nearest(muster):
     assert answer.out == ""
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (
+            ("queue",),
+            "did you mean `muster message` (Send, receive and browse JMS",
+        ),
+        (("stop",), "`muster down` (Stop the domain of a home)"),
+        (("message", "list"), "its commands are udp, send, receive,"),
+    ],
+)
+def test_a_command_that_resembles_none_is_answered_with_those_about_it(muster, words, hint):
+    answer = muster(*words)
+    assert answer.code == 2
+    assert hint in answer.err
+
+
 def test_a_misspelt_choice_is_answered_with_the_nearest(muster):
     answer = muster("creds", "issue", "ann", "--role", "oprator")
     assert answer.code == 2

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from muster.cli import command, output
+from muster.cli import command, main, output
 from muster.core.formats import cell_texts
 from muster.trust.permissions import roles
 from muster.web import server
@@ -94,6 +94,18 @@ def test_a_hostile_line_cannot_take_over_the_terminal(capsys, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     output.Printer("table").item({}, "a\x1b[2J\x9b1m\tb\nc")
     assert printed(capsys) == "a\\x1b[2J\\x9b1m\tb\nc\n"
+
+
+def test_a_hostile_error_cannot_take_over_the_terminal(capsys, monkeypatch):
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    output.Printer("table").done({}, "done \x1b[2J")
+    output.Printer("table").note("note \x1b[2J")
+    main._report(command.Invocation(), "refused", "error \x1b[2J", "hint \x1b[2J")
+    shown = capsys.readouterr()
+    assert shown.out == "done \\x1b[2J\n"
+    assert shown.err == "note \\x1b[2J\nerror: error \\x1b[2J\nhint: hint \\x1b[2J\n"
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import difflib
-import importlib
-import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -68,24 +66,7 @@ def similar_to(context: click.Context, message: str) -> str | None:
 async def _connect(context: click.Context) -> api.Bus:
     given = {name: context.params.get(name) for name in ("creds", "ca", "locator")}
     to = connection.ConnectionOptions(tuple(context.params.get("servers") or ()), **given)
-    with _without_websockets():
-        to = connection.resolve(command.invocation_of(context), to)
-        if not any(server.startswith("ws") for server in to.servers):
-            importlib.import_module("muster.connection")
     return await connection.connect(command.invocation_of(context), to)
-
-
-@contextlib.contextmanager
-def _without_websockets() -> Iterator[None]:
-    """Without aiohttp, which the client library imports for them: half of the time of a completion."""
-    absent: Any = None
-    if sys.modules.setdefault("aiohttp", absent) is absent:
-        try:
-            yield
-        finally:
-            del sys.modules["aiohttp"]
-    else:
-        yield
 
 
 def _prefix(field: str, begun: str) -> str:

@@ -261,9 +261,9 @@ def _write_error(invocation: cli_command.Invocation, code: str, message: str, hi
         sys.stderr.write(json.dumps({"error": {"code": code, "message": message, "hint": hint}}) + "\n")
         return
     bold, plain = ("\x1b[1;31m", "\x1b[0m") if output.supports_color(sys.stderr) else ("", "")
-    sys.stderr.write(f"{bold}error:{plain} {message}\n")
+    sys.stderr.write(f"{bold}error:{plain} {output.for_stream(message, sys.stderr)}\n")
     if hint:
-        sys.stderr.write(f"hint: {hint}\n")
+        sys.stderr.write(f"hint: {output.for_stream(hint, sys.stderr)}\n")
 
 
 def _with_suggestion(error: click.ClickException) -> str:
@@ -276,6 +276,24 @@ def _with_suggestion(error: click.ClickException) -> str:
         for near in difflib.get_close_matches(given, list(map(str, error.param.type.choices)), n=1):
             return f"{message} Did you mean '{near}'?"
     return message
+
+
+def _other_commands(error: click.ClickException) -> str:
+    """For a command that does not exist: those about it, or if it resembles none, those that there are."""
+    if not isinstance(error, click.exceptions.NoSuchCommand) or error.ctx is None:
+        return ""
+    group, near = error.ctx.command, error.possibilities or ()
+    if not isinstance(group, RootGroup):
+        return "" if near else f"its commands are {', '.join(cast(click.Group, group).commands)}; "
+    stem = error.command_name.lower().removesuffix("s")
+    if any(name.startswith(stem) for name in near):
+        return ""
+    about = [
+        f"`muster {name}` ({entry.summary.removesuffix('.')})"
+        for name, entry in COMMANDS.items()
+        if len(stem) > 2 and any(word.startswith(stem) for word in entry.summary.lower().split())
+    ]
+    return f"did you mean {' or '.join(about[:3])}? " if about else ""
 
 
 def _utf8(word: str) -> str:
@@ -318,9 +336,9 @@ def call(arguments: list[str] | None = None, *, program: str = "muster") -> int:
         return 0
     except click.ClickException as error:
         path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else program
-        hint = f"see `{path} --help`"
         if invocation.debug:
             raise
+        hint = f"{_other_commands(error)}see `{path} --help`"
         _report(invocation, errors.InvalidInput.code, _with_suggestion(error), hint)
         return errors.InvalidInput.exit_code
     except Exception as error:

@@ -40,6 +40,11 @@ def _harmless(text: str) -> str:
     return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
+def for_stream(text: str, stream: TextIO) -> str:
+    """``text``, which may come from elsewhere, for a terminal or as it is."""
+    return _harmless(text) if stream.isatty() else text
+
+
 def _plain(value: Any) -> Any:
     """Typed rows as plain values with all fields."""
     from muster.core.formats import complete
@@ -233,20 +238,20 @@ class Printer:
                 import click
 
                 lead = click.style(lead, fg=color)
-            sys.stdout.write(lead + (_harmless(line) if sys.stdout.isatty() else line) + "\n")
+            sys.stdout.write(lead + for_stream(line, sys.stdout) + "\n")
         sys.stdout.flush()
 
     def done(self, facts: Record, sentence: str) -> None:
         """Print the result of an operation: a sentence for people, the facts for programs."""
         if self.for_people:
-            sys.stdout.write(sentence + "\n")
+            sys.stdout.write(for_stream(sentence, sys.stdout) + "\n")
         else:
             self._dump(facts)
         sys.stdout.flush()  # a parent process may wait for this line of a service
 
     def note(self, text: str) -> None:
         """Print a message for people on stderr, apart from the data."""
-        sys.stderr.write(text + "\n")
+        sys.stderr.write(for_stream(text, sys.stderr) + "\n")
 
     def stopping(self) -> None:
         """Print the message for Ctrl-C, below the ^C of the terminal."""

@@ -473,11 +473,11 @@ def define(
             for receiver in sorted(changed):
                 await mine.sender(receiver).policy(document.policies[receiver])
                 rows.append({"name": receiver, "kind": "policy"})
+        if not rows:
+            raise errors.InvalidInput("the document defines nothing")
         return rows
 
-    invocation.printer.rows(
-        connection.call(invocation, to, ask), ["name", "kind"], empty="the document is empty"
-    )
+    invocation.printer.rows(connection.call(invocation, to, ask), ["name", "kind"])
 
 
 @notify.command(

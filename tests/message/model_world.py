@@ -171,10 +171,7 @@ class DispatcherWorld:
         self.applications.append(reader)
         self.listener = api.Connection(await self.net.connect("listener"))
         self.hearing = await self.listener.session().consumer(FLASH)
-        # One that publishes its own delayed messages, because it must not receive them.
-        self.quiet = api.Connection(
-            await self.net.connect("quiet"), connect_without_echo=lambda: self.net.connect("quiet")
-        )
+        self.quiet = api.Connection(await self.net.connect("quiet"))
         await self.quiet.session().consumer(FLASH, no_local=True)
 
     async def start_dispatcher(self) -> None:

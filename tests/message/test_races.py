@@ -208,26 +208,6 @@ async def test_what_is_being_moved_or_purged_goes_to_no_consumer(
         assert count + len(eaten) == 60
 
 
-async def test_all_delayed_messages_that_are_due_on_arrival_are_reported(
-    simulated_network: network.SimulatedNetwork, wall_clock: None
-):
-    net = simulated_network
-    topic = destinations.topic("t/a")
-    async with (
-        serving(net),
-        client_api.Connection(await net.connect("l")) as listener,
-        client_api.Connection(
-            await net.connect("a"), connect_without_echo=lambda: net.connect("a")
-        ) as connection,
-    ):
-        topic_consumer = await listener.session().consumer(topic)
-        await connection.session().consumer(topic, no_local=True)
-        producer = connection.session().producer(topic)
-        await asyncio.sleep(0.2)
-        await asyncio.gather(*(producer.send(f"{each}", delay_s=0.0006) for each in range(4)))
-        assert sorted(await received(topic_consumer, 4.0)) == ["0", "1", "2", "3"]
-
-
 def due_at(destination: destinations.Destination, text: str, due_s: float) -> protocol.SendMessage:
     """A message with a delivery time, by the clock of the event loop."""
     due_ms = time.time_ns() // 1_000_000 + round((due_s - asyncio.get_running_loop().time()) * 1000)

@@ -133,26 +133,6 @@ async def test_a_reply_that_cannot_be_decoded_is_an_error_of_the_request(
         await connection.request(protocol.Ping(connection.name))
 
 
-async def test_a_bus_connection_without_echo_that_could_not_be_used_is_closed(
-    connect: fixtures.Connect, monkeypatch: pytest.MonkeyPatch
-):
-    bus, made = await connect("client"), await connect("client")
-
-    async def connect_without_echo() -> api.Bus:
-        return made
-
-    async def fail() -> None:
-        raise errors.TimedOut("no reply")
-
-    async with client_api.Connection(bus, connect_without_echo=connect_without_echo) as connection:
-        with monkeypatch.context() as patch:
-            patch.setattr(bus, "flush", fail)
-            with pytest.raises(errors.TimedOut):
-                await connection.session().consumer(NEWS, no_local=True)
-        assert made.state is api.ConnectionState.CLOSED
-        assert not connection.without_echo
-
-
 async def test_a_limit_that_the_dispatcher_has_reached_is_reported_once(
     dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
 ):

@@ -86,11 +86,10 @@ class DomainAccess:
         self._connected(bus)
         return bus
 
-    async def connect_login(self, name: str, role: roles.Role, *, echo: bool = True) -> api.Bus:
-        """A connection of a gateway for a client that logged in. Without ``echo`` it does not receive its own
-        messages."""
+    async def connect_login(self, name: str, role: roles.Role) -> api.Bus:
+        """A connection of a gateway for a client that logged in."""
         creds = await asyncio.to_thread(identities.login_credentials, self.keys, name, role)
-        return await self._connect(lambda: creds, echo=echo)
+        return await self._connect(lambda: creds)
 
     async def credentials_file(self, identity: str, role: roles.Role) -> Path | None:
         """The file with the credentials of `connect`, for a program that connects by itself."""
@@ -103,7 +102,6 @@ class DomainAccess:
         creds: Callable[[], credentials.Credentials] | None,
         *,
         identity: str | None = None,
-        echo: bool = True,
     ) -> api.Bus:
         where = await self.locate()
         servers, tls = where.servers, None
@@ -119,5 +117,4 @@ class DomainAccess:
             connect_timeout_s=self._connect_timeout_s,
             measure=self._measure,
             in_order=bool(where.locator),
-            echo=echo,
         )

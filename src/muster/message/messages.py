@@ -34,7 +34,6 @@ DEAD_REASON: Final = "JMS_MUSTER_DEAD_REASON"  # properties of dead letters
 DEAD_FROM: Final = "JMS_MUSTER_DEAD_FROM"
 EXPIRED: Final = "expired"  # the reason of an expired message
 MAY_BE_LARGE: Final = '"large":'  # part of the header of a message with a large body, rarely of others
-MAY_BE_DELAYED: Final = '"due":'  # part of the header of a message with a delivery time, rarely of others
 
 
 _Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
@@ -76,7 +75,6 @@ class MessageMeta(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):
     content_type: str | None = msgspec.field(default=None, name="ct")
     origin: str | None = msgspec.field(default=None, name="by")  # client id or connection
     sequence: int = msgspec.field(default=0, name="seq")  # number in the log, if it was captured
-    mark: str | None = None  # by which its sender identifies a delayed message (`topic_publisher`)
     large: LargeBody | None = None  # where the payload is, if it is not with the message
     amqp: str | None = None  # AMQP sections as they were sent (`amqp_format.message_codec`)
 

@@ -44,7 +44,7 @@ def moved(meta: messages.MessageMeta, to: str) -> messages.MessageMeta:
     """The header of a message that moves to another destination."""
     destination = destinations.Destination.parse(to)
     properties = {name: value for name, value in meta.properties.items() if name not in _DEAD}
-    made = msgspec.structs.replace(meta, destination=to, mark=None, properties=properties)
+    made = msgspec.structs.replace(meta, destination=to, properties=properties)
     _amend(made, to=destination, removed=_DEAD)
     return made
 

@@ -79,12 +79,9 @@ def origin(identity: str, client_id: str) -> str:
 
 
 class SendMessage(msgspec.Struct, frozen=True, array_like=True):
-    """``published_by_sender``: the sender publishes the message to topic subscribers once it is stored."""
-
     destination: str
     meta: str  # `messages.MessageMeta` in JSON
     data: bytes
-    published_by_sender: bool = False
 
 
 class _Request(msgspec.Struct, frozen=True, tag_field="request", omit_defaults=True):
@@ -99,8 +96,6 @@ class ClientHello(_Request, frozen=True, tag="hello"):
     ``broker`` and ``number``: identify the bus connection in the brokers' disconnect events.
 
     ``registration``: increases with each hello of the connection; 0: it does not count what it receives.
-
-    ``without_echo``: the connection does not receive its own messages.
     """
 
     connection: str
@@ -109,7 +104,6 @@ class ClientHello(_Request, frozen=True, tag="hello"):
     registration: int = 0
     broker: str = ""
     number: int = 0
-    without_echo: bool = False
 
 
 class Ping(_Request, frozen=True, tag="ping"):
@@ -117,20 +111,6 @@ class Ping(_Request, frozen=True, tag="ping"):
 
     connection: str
     consumers: list[int] = []
-
-
-class EchoOff(_Request, frozen=True, tag="echo-off"):
-    """From now on this connection does not receive its own messages."""
-
-    connection: str
-
-
-class DelayedPublished(_Request, frozen=True, tag="delayed-published"):
-    """Whether the sender published a delayed message that is due."""
-
-    connection: str
-    number: int
-    published: bool
 
 
 class Disconnect(_Request, frozen=True, tag="disconnect"):
@@ -376,8 +356,6 @@ class MoveMessages(_Request, frozen=True, tag="move"):
 DispatcherRequest = (
     ClientHello
     | Ping
-    | EchoOff
-    | DelayedPublished
     | Disconnect
     | StageMessages
     | StoreChunk
@@ -449,14 +427,10 @@ class MessageDelivery(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DeliveryBatch(msgspec.Struct, frozen=True, array_like=True):
-    """``due``: delayed messages that the connection has to publish now, as numbers and marks.
-
-    ``before``: how many deliveries the connection was sent before these, since its ``registration``.
-    """
+    """``before``: how many deliveries the connection was sent before these, since its ``registration``."""
 
     epoch: int
     deliveries: list[MessageDelivery]
-    due: list[tuple[int, str]] = []
     registration: int = 0
     before: int = 0
 

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import time
 import types
-from typing import Any
 
 import pytest
 
-import muster
 from muster.bus import api
-from muster.bus.brokers import broker as brokers
 from muster.bus.client import client
 from muster.core import errors
 from muster.message import destinations, messages, partitions, settings
 from muster.message import errors as message_errors
 from muster.message.client import api as client_api
 from muster.message.client import consumers as client_consumers
-from muster.message.client import outbox, topic_consumers
+from muster.message.client import outbox
 from muster.message.dispatcher import backlog_reader, leadership
 from muster.message.dispatcher.log import journal, ledger, message_cache
 from muster.testing import eventually, fixtures
@@ -349,42 +345,6 @@ async def test_8_3_1_no_local(dispatcher: leadership.DispatcherLeadership, dial:
     await (await dial()).session().producer(NEWS).send("yours")
     assert await _texts(consumer, 1) == ["yours"]
     assert await _texts(tap, 1) == ["yours"]
-
-
-@pytest.mark.parametrize(
-    "options", [{"persistent": False}, {}, {"delay_s": 0.2}], ids=["light", "persistent", "delayed"]
-)
-async def test_8_3_1_no_copy_of_its_own_travels_to_a_connection_that_would_only_drop_it(
-    broker: brokers.Broker,
-    dispatcher: leadership.DispatcherLeadership,
-    dial: conftest.Dial,
-    options: dict[str, Any],
-):
-    bus = await muster.connect(broker.url)
-    without_echo = functools.partial(muster.connect, broker.url, echo=False)
-    async with client_api.Connection(bus, owns_bus=True, connect_without_echo=without_echo) as connection:
-        session = connection.session()
-        mine = session.producer(NEWS, **options)
-        others = (await dial()).session().producer(NEWS, **options)
-        hears_all = await session.consumer(NEWS)
-        durable = await (await dial("desk")).session().durable_consumer(NEWS, "all")
-        await mine.send("first")
-        tap = await session.consumer(NEWS, no_local=True)
-        assert isinstance(tap, topic_consumers.TopicConsumer)
-        for number in range(3):
-            await mine.send(f"mine {number}")
-        await connection.publish_bus.flush()
-        await others.send("yours")
-        assert await _texts(tap, 1) == ["yours"]
-        for everything in (hears_all, durable):
-            texts = await _texts(everything, 5)
-            if "delay_s" in options:  # two that are due at about the same time may overtake each other
-                texts.sort(key=str)
-            assert texts == ["first", "mine 0", "mine 1", "mine 2", "yours"]
-        await connection.publish_bus.flush()
-        assert tap.rejected == 0, "it came and was dropped"
-        assert await durable.receive_nowait() is None, "none is kept twice"
-        await tap.close()
 
 
 async def test_8_3_4_shared_durable_subscription(

@@ -58,9 +58,6 @@ class AmqpComponent:
         async def connect(login: passwords.PasswordLogin) -> api.Bus:
             return await connect_as(login.name, login.role)
 
-        async def connect_without_echo(login: passwords.PasswordLogin) -> api.Bus:
-            return await connect_as(login.name, login.role, echo=False)
-
         tls_context = None
         if self._settings.certificate:
             files = self._settings.certificate, self._settings.key or None
@@ -78,7 +75,6 @@ class AmqpComponent:
                 listener=self._listener,
                 tls=tls_context,
                 may=dispatcher.TopicPermissions(context.trust),
-                connect_without_echo=connect_without_echo,
                 per_address_max=self._settings.connections_per_address or None,
                 message_settings=self._message,
                 measure=context.metrics,

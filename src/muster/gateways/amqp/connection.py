@@ -85,8 +85,6 @@ class AmqpConnection(asyncio.Protocol):
         self._client_closed = False
         self.jms: api.Connection
         self.shared_connection: bus_connections.SharedConnection | None = None
-        self._echo_free_listeners: topic_listeners.TopicListeners[topics.EncodedTopicMessage] | None = None
-        self._echo_lock = asyncio.Lock()
         self.origin_token = ""
         self.forwarder = producers.TopicForwarder(self)
         self.transactions = transactions.TransactionCoordinator(self)
@@ -432,23 +430,12 @@ class AmqpConnection(asyncio.Protocol):
         await self.large_messages.wait_idle()
         await self.forwarder.wait_idle()
 
-    async def listeners_for(
-        self, *, no_local: bool
-    ) -> topic_listeners.TopicListeners[topics.EncodedTopicMessage]:
-        """See `DispatcherConnection.listeners_for`."""
+    @property
+    def listeners(self) -> topic_listeners.TopicListeners[topics.EncodedTopicMessage]:
+        """The subscriptions that all connections of this login share."""
         assert self.shared_connection is not None
         assert self.shared_connection.listeners is not None
-        connect_without_echo = self.gateway.connect_without_echo
-        if not no_local or connect_without_echo is None:
-            return self.shared_connection.listeners
-        async with self._echo_lock:
-            if self._echo_free_listeners is None:
-                made = await connect_without_echo(self.shared_connection.login)
-                await self.jms.publish_without_echo(made)
-                self._echo_free_listeners = topic_listeners.TopicListeners(
-                    made, topics.EncodedTopicMessage, topics.forward_to_links
-                )
-            return self._echo_free_listeners
+        return self.shared_connection.listeners
 
     # Links.
 

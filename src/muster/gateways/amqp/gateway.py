@@ -36,9 +36,8 @@ class AmqpGateway(lifecycle.ServiceContext):
     """``anonymous``: the identity of clients that log in anonymously; None: they may not.
 
     ``may`` decides to which topics an identity may send, because the broker rejects messages without
-    reporting it. A client that is silent for ``idle_s`` is considered lost. ``connect_without_echo`` opens a
-    bus connection that does not receive its own messages, for links with no-local. ``listener``: a listening
-    socket, in place of ``host`` and ``port``.
+    reporting it. A client that is silent for ``idle_s`` is considered lost. ``listener``: a listening socket,
+    in place of ``host`` and ``port``.
 
     ``per_address_max`` and ``per_login_max`` limit the number of connections. Behind a proxy all clients have
     the same address; use None for the first. Every ``recheck_s`` the gateway checks whether the passwords of
@@ -60,7 +59,6 @@ class AmqpGateway(lifecycle.ServiceContext):
         tls: ssl.SSLContext | None = None,
         may: rights.May = rights.allow_all,
         idle_s: float = 30.0,
-        connect_without_echo: bus_connections.Connect | None = None,
         connection_limits: memory_budget.GatewayLimits = memory_budget.CONNECTION,
         login_limits: memory_budget.GatewayLimits = memory_budget.LOGIN,
         per_address_max: int | None = PER_ADDRESS_MAX,
@@ -71,7 +69,6 @@ class AmqpGateway(lifecycle.ServiceContext):
     ) -> None:
         self.connect = connect
         self.shared_connections = bus_connections.SharedConnections(connect, self._run_due, self._bus_lost)
-        self.connect_without_echo = connect_without_echo
         self.verifiers = verifiers
         self.anonymous = anonymous
         self.may = may

@@ -7,7 +7,7 @@ therefore a login, share the outboxes for what they send and acknowledge (`login
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Self
 
 from muster.bus import api
@@ -20,7 +20,6 @@ from muster.message.client import (
     registrant,
     routes,
     topic_listeners,
-    topic_publisher,
 )
 
 CLOSE_S = partition_link.CLOSE_S
@@ -29,10 +28,6 @@ CLOSE_S = partition_link.CLOSE_S
 class DispatcherConnection(registrant.Registrant):
     """``client_id`` identifies the client that owns the durable subscriptions. No two connections of an
     identity have the same client id.
-
-    ``connect_without_echo`` opens another bus connection that does not receive its own messages. Consumers
-    with no-local subscribe there, and from the first of them on the connection also publishes there, so that
-    no copy is transferred only to be dropped. Without it, such consumers drop the messages themselves.
     """
 
     def __init__(
@@ -41,10 +36,8 @@ class DispatcherConnection(registrant.Registrant):
         *,
         client_id: str | None = None,
         owns_bus: bool = False,
-        connect_without_echo: Callable[[], Awaitable[api.Bus]] | None = None,
     ) -> None:
         super().__init__(bus, client_id)
-        self.publish_bus = bus  # for messages published directly to topics
         self._owns_bus = owns_bus
         self._subscriptions: list[api.Subscription] = []
         self._unacknowledged: list[Callable[[], dict[str, list[int]]]] = []
@@ -54,15 +47,11 @@ class DispatcherConnection(registrant.Registrant):
         self._message_number = 0
         self._id_head = f"ID:{self._unique}-"
         self._closers: list[Callable[[], Coroutine[Any, Any, None]]] = []
-        self.publisher = topic_publisher.TopicPublisher(self)
         self._shared: login_outbox.LoginOutboxes | None = None
         self.outbox = outbox.ConnectionOutbox(self)
         self._slow_reports = flow_control.SlowConsumerReports(self._report_slow, self.spawn)
         self.holds = flow_control.ProducerHolds(self._holds_released)
         self.listeners = topic_listeners.TopicListeners(bus, topic_listeners.TopicMessage)
-        self._connect_without_echo = connect_without_echo
-        self._echo_free_listeners: topic_listeners.TopicListeners[topic_listeners.TopicMessage] | None = None
-        self._echo_lock = asyncio.Lock()
         self.on_released: Callable[[], None] | None = None
 
     @property
@@ -109,8 +98,6 @@ class DispatcherConnection(registrant.Registrant):
             await self._shared.leave(self.bus)
         for subscription in self._subscriptions:
             await subscription.close()
-        if self.without_echo:
-            await self.publish_bus.close()
         if self._owns_bus:
             await self.bus.close()
 
@@ -148,33 +135,6 @@ class DispatcherConnection(registrant.Registrant):
         task = self.spawn(run())
         task.add_done_callback(lambda _: (outcome.cancel(), work.close()))
         await outcome
-
-    @property
-    def without_echo(self) -> bool:
-        return self.publish_bus is not self.bus
-
-    async def publish_without_echo(self, bus: api.Bus) -> None:
-        """If it fails, ``bus`` is closed."""
-        try:
-            await self.bus.flush()  # earlier messages on the other bus connection go first
-            self.publish_bus = bus  # before: a registration meanwhile reports it
-            await self.notify(protocol.EchoOff(self.name))
-        except BaseException:
-            self.publish_bus = self.bus
-            await bus.close()
-            raise
-
-    async def listeners_for(
-        self, *, no_local: bool
-    ) -> topic_listeners.TopicListeners[topic_listeners.TopicMessage]:
-        if not no_local or self._connect_without_echo is None:
-            return self.listeners
-        async with self._echo_lock:
-            if self._echo_free_listeners is None:
-                made = await self._connect_without_echo()
-                await self.publish_without_echo(made)
-                self._echo_free_listeners = topic_listeners.TopicListeners(made, topic_listeners.TopicMessage)
-            return self._echo_free_listeners
 
     # The dispatchers.
 
@@ -288,7 +248,7 @@ class DispatcherConnection(registrant.Registrant):
     @property
     def shares_works(self) -> bool:
         """Whether messages and acknowledgements may be stored together with those of other connections."""
-        return not self.without_echo and self.in_doubt_s == registrant.IN_DOUBT_S
+        return self.in_doubt_s == registrant.IN_DOUBT_S
 
     @property
     def shared(self) -> login_outbox.LoginOutboxes:
@@ -296,6 +256,3 @@ class DispatcherConnection(registrant.Registrant):
         if self._shared is None:
             self._shared = login_outbox.join(self.bus)
         return self._shared
-
-    async def publish_due(self, number: int, mark: str) -> None:
-        await self.publisher.publish_due(number, mark)

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from muster.core import errors
 from muster.message import errors as message_errors
-from muster.message import messages, partitions, protocol
-from muster.message.client import bodies, routes, topic_publisher
+from muster.message import partitions, protocol
+from muster.message.client import bodies, routes
 
 if TYPE_CHECKING:
     from muster.message.client import dispatcher_connection, partition_link
@@ -59,8 +59,6 @@ class Submission:
         self.is_shareable = not atomic
         for send in sends:
             size += len(send.data) + len(send.meta)
-            if messages.MAY_BE_DELAYED in send.meta and topic_publisher.may_retain(send):
-                self.is_shareable = False
         if size > protocol.REQUEST_BYTES_MAX or size > protocol.LARGE_BYTES:
             self.is_shareable = False
         self.size = size
@@ -392,11 +390,9 @@ class OwnWorks:
             if entry.size > protocol.LARGE_BYTES:
                 # A retry does not store them a second time.
                 entry.sends[:] = [await bodies.upload(self.link, send) for send in entry.sends]
-        publisher = self._connection.publisher
-        sends, later = publisher.prepare([send for entry in entries for send in entry.sends])
+        sends = [send for entry in entries for send in entry.sends]
         size = sum(map(_size, sends)) + _ack_bytes(acks)
         await self._send(sends, acks, size, strict=entries[0].atomic)
-        await publisher.publish_stored(sends, later)
         entries[0].lane.alone = False
 
     async def _send(

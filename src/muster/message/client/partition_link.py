@@ -106,7 +106,6 @@ class PartitionLink:
                     self.connection.client_id,
                     broker=at.broker if at else "",
                     number=at.number if at else 0,
-                    without_echo=self.connection.without_echo,
                     registration=self._registration_number,
                 )
                 self._delivered_count = self._notified = 0
@@ -323,8 +322,6 @@ class PartitionLink:
             consumer = self._consumers.get(delivery.consumer)
             if consumer is not None and delivery.consumer not in self._stale:
                 consumer.deliver(delivery)
-        for number, mark in batch.due:
-            self.connection.spawn(self.connection.publish_due(number, mark))
 
     def register_soon(self) -> None:
         """Register in the background, unless that is under way already: other requests wait for it."""

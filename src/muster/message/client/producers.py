@@ -104,7 +104,7 @@ class Producer:
         if ahead is not None and not ahead.done():
             await asyncio.wait((ahead,))
         headers = {messages.HEADER: send.meta}
-        await self._connection.publish_bus.publish(subject, send.data, headers=headers)
+        await self._connection.bus.publish(subject, send.data, headers=headers)
 
     def _store(self, send: protocol.SendMessage, *, ahead: bool) -> asyncio.Future[None] | None:
         """``ahead``: direct messages follow it, because it would be published directly if it were smaller."""

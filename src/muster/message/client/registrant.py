@@ -84,11 +84,6 @@ class Registrant:
 
     # What a link asks of a registrant with consumers.
 
-    @property
-    def without_echo(self) -> bool:
-        """Whether the connection does not receive its own messages."""
-        return False
-
     def seen_by_application(self) -> dict[str, list[int]]:
         """Messages the application received, by backlog: unacknowledged, or being acknowledged."""
         return {}
@@ -96,6 +91,3 @@ class Registrant:
     def seen_with(self, held: list[dict[str, list[int]]]) -> dict[str, list[int]]:
         """Acknowledgements in progress, which may not be stored, together with ``held``."""
         return {}
-
-    async def publish_due(self, number: int, mark: str) -> None:
-        """Publish a delayed message that is due."""

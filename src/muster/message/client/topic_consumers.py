@@ -51,7 +51,7 @@ class TopicConsumer(consumers.Consumer):
         # Consumers that share a subscription with others must not share a listener.
         self._key = (name, self._group, id(self) if self._group else None)
         try:
-            self._listeners = await connection.listeners_for(no_local=self._excluded_origin is not None)
+            self._listeners = connection.listeners
             await self._listeners.add(self._key, name, self._group, self)
             connection.prepare_slow_reports()
         except BaseException:

@@ -9,7 +9,7 @@ from typing import Final
 
 from muster.bus import api
 from muster.core import queue_names, quotas
-from muster.message import messages, protocol
+from muster.message import protocol
 from muster.message.dispatcher.log import ledger
 
 DELETED_MAX: Final = 10_000  # deleted temporary destinations that a connection's entry contains
@@ -36,8 +36,6 @@ class ClientConnection:
     registration: int = 0  # of its last hello
     delivered: int = 0  # deliveries sent since then
     notified: int = 0  # notifications from it since then
-    due: list[tuple[int, str]] = field(default_factory=list)  # its own messages that it has to publish
-    without_echo: bool = False
     staged: StagedWork | None = None
     # Its deleted temporary destinations, latest last
     deleted: OrderedDict[str, None] = field(default_factory=OrderedDict)
@@ -73,10 +71,3 @@ class ClientTable:
         if len(own) > most:
             raise quotas.exceeded(identity, len(own - new), "queues", most, "message.queues_per_identity")
         self._created[identity] = own
-
-    def sender_without_echo(self, meta: messages.MessageMeta) -> ClientConnection | None:
-        """The sender of a delayed message, if it can publish it without receiving it."""
-        if meta.mark is None or meta.origin is None:
-            return None
-        sender = self.connections.get(self.names.get(meta.origin, meta.origin))
-        return sender if sender is not None and sender.without_echo and sender.origin == meta.origin else None

@@ -20,7 +20,6 @@ from muster.message.dispatcher.log import journal, ledger, message_cache, messag
 from muster.message.dispatcher.peers import transfers
 
 BATCH_BYTES: Final = 512 << 10
-PUBLISH_S: Final = 2.0  # how long to wait for a sender to publish a due message
 RETRY_S: Final = 1.0  # before a retry after the log had no room
 UNSENT_BYTES_MAX: Final = 8 << 20  # of deliveries that wait to be sent, before no more are read from the log
 IDLE_S: Final = 30.0  # after this time without consumers, a subscription is no longer indexed
@@ -57,8 +56,6 @@ class DeliveryQueue:
         self._dirty: set[str] = set()
         self._publications: list[tuple[str, bytes, dict[str, str]]] = []
         self._replies: list[tuple[str, protocol.DispatcherReply]] = []
-        self._awaiting_sender: dict[int, tuple[str, journal.JournalMessage, asyncio.TimerHandle]] = {}
-        self._last_due_number = 0
         self._retries: dict[tuple[backlog.Backlog, int], asyncio.TimerHandle] = {}
         self._flush = asyncio.Event()
         log.on_stored = self._stored
@@ -136,33 +133,7 @@ class DeliveryQueue:
         return targets
 
     def _publish(self, copy: journal.JournalMessage) -> None:
-        """Publish to topic subscribers. A delayed message is published by its sender if that does not receive
-        its own messages.
-        """
-        if (sender := self._clients.sender_without_echo(copy.meta)) is None:
-            self._publish_directly(copy)
-            return
-        number = self._last_due_number = self._last_due_number + 1
-        alarm = self._lifetime.loop.call_later(PUBLISH_S, self._publish_overdue, number)
-        self._awaiting_sender[number] = (sender.name, copy, alarm)
-        sender.due.append((number, copy.meta.mark or ""))
-        self._dirty.add(sender.name)
-        self._flush.set()
-
-    def delayed_published(self, sender: clients.ClientConnection, report: protocol.DelayedPublished) -> None:
-        name, _, alarm = self._awaiting_sender.get(report.number, ("", None, None))
-        if name != sender.name or alarm is None:
-            return
-        alarm.cancel()
-        if report.published:
-            del self._awaiting_sender[report.number]
-        else:
-            self._publish_overdue(report.number)
-
-    def _publish_overdue(self, number: int) -> None:
-        self._publish_directly(self._awaiting_sender.pop(number)[1])  # a duplicate is better than a loss
-
-    def _publish_directly(self, copy: journal.JournalMessage) -> None:
+        """Publish to topic subscribers."""
         headers = {messages.HEADER: copy.raw, protocol.LOGGED: "0"}
         self._publications.append((copy.destination.subject, copy.data, headers))
         self._flush.set()
@@ -374,14 +345,11 @@ class DeliveryQueue:
                 if connection is None:
                     continue
                 waiting, connection.outbox = connection.outbox, []
-                due, connection.due = connection.due, []
                 registration, before = connection.registration, connection.delivered
                 connection.delivered += len(waiting)
                 subject = protocol.deliver_subject(connection.identity, name, self._log.partition)
-                for batch in (*_split(waiting), *([[]] if due else [])):
-                    message = protocol.DeliveryBatch(
-                        self._log.epoch, batch, [] if batch else due, registration, before
-                    )
+                for batch in _split(waiting):
+                    message = protocol.DeliveryBatch(self._log.epoch, batch, registration, before)
                     before += len(batch)
                     await publish(subject, protocol.encode(message))
             for subject, data, headers in published:

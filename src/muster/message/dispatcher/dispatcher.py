@@ -321,8 +321,6 @@ class Dispatcher:
         later = self._lifetime.reply_when_done
         return {
             protocol.Ping: self._ping,
-            protocol.EchoOff: lambda of, request, _: setattr(of, "without_echo", True),
-            protocol.DelayedPublished: lambda of, request, _: self._delivery.delayed_published(of, request),
             protocol.StageMessages: _done_by(works_.stage),
             protocol.StoreChunk: lambda _, request, reply: later(bodies.store(request), reply),
             protocol.CommitWork: works_.commit,
@@ -392,7 +390,6 @@ class Dispatcher:
             )
         at = api.ConnectionId(hello.broker, hello.number) if hello.broker else None
         if existing is not None:
-            existing.without_echo = hello.without_echo
             if hello.client_id and existing.client_id is None and not existing.consumers:
                 existing.client_id = hello.client_id
         else:
@@ -402,7 +399,6 @@ class Dispatcher:
                 sender,
                 hello.client_id,
                 self._lifetime.loop.time(),
-                without_echo=hello.without_echo,
             )
             self._connected[sender] += 1
         self._set_at(existing, at)  # it may have moved to another broker

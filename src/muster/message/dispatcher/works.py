@@ -375,9 +375,7 @@ class Works:
             raw = messages.encode_meta(meta).decode()
         if target.subject is not None and not meta.delivery_time_ms:
             return journal.JournalMessage(target.destination, meta, raw, send.data, target.subject)
-        return self._delivery.copy_to(
-            target.destination, meta, raw, send.data, republish=not send.published_by_sender
-        )
+        return self._delivery.copy_to(target.destination, meta, raw, send.data, republish=True)
 
 
 def _is_in(key: str, remote: dict[int, dict[str, list[int]]]) -> bool:

@@ -267,7 +267,7 @@ class TopicForwarder:
         if self._idle.is_set():
             sent = False
             with contextlib.suppress(errors.MusterError):  # then each is published alone
-                sent = self._connection.jms.publish_bus.publish_now(
+                sent = self._connection.jms.bus.publish_now(
                     [(subject, body, {messages.HEADER: raw}) for _, _, _, subject, body, raw in incoming]
                 )
             if sent:
@@ -290,7 +290,7 @@ class TopicForwarder:
                 for producer, number, settled, subject, body, raw in waiting:
                     error: errors.MusterError | None = None
                     try:
-                        await jms.publish_bus.publish(subject, body, headers={messages.HEADER: raw})
+                        await jms.bus.publish(subject, body, headers={messages.HEADER: raw})
                     except errors.MusterError as failure:
                         error = failure
                     producer.done(number, settled, len(body), error)

@@ -122,7 +122,7 @@ class TopicLink(consumers.OutgoingLink):
         if self._attach.shared:
             await self.connection.jms.attach(self)
         try:
-            self._listeners = await self.connection.listeners_for(no_local=self._excluded_origin is not None)
+            self._listeners = self.connection.listeners
             await self._listeners.add(self._key, name, group, self)
             self.connection.jms.prepare_slow_reports()
         except BaseException:

@@ -15,7 +15,7 @@ proton = pytest.importorskip("proton", reason="python-qpid-proton is not install
 from muster.gateways.amqp import connection  # noqa: E402
 from muster.gateways.amqp import gateway as amqp_gateway  # noqa: E402
 from muster.gateways.amqp.links import consumers, topics  # noqa: E402
-from muster.gateways.amqp.protocol import output  # noqa: E402
+from muster.gateways.amqp.protocol import engine  # noqa: E402
 from muster.message import destinations  # noqa: E402
 from muster.message.amqp_format import amqp_types  # noqa: E402
 from muster.testing import eventually  # noqa: E402
@@ -108,7 +108,7 @@ async def test_a_client_that_does_not_read_is_handed_no_more_than_its_socket_tak
     await producer.send("last")
     got = await _bodies_until_last(raw, receiver)
     handed = sum(map(len, got))
-    assert handed < output.OUT_BYTES_MAX + connection.UNSENT_BYTES, "it was handed all there was"
+    assert handed < engine.OUT_BYTES_MAX + connection.UNSENT_BYTES, "it was handed all there was"
     assert outlet.expired > count // 4
     if address.startswith("topic"):
         assert outlet.expired == count - len(got) + 1

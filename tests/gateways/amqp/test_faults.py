@@ -16,7 +16,7 @@ from muster.bus import api  # noqa: E402
 from muster.gateways.amqp import gateway as amqp_gateway  # noqa: E402
 from muster.gateways.amqp import memory_budget  # noqa: E402
 from muster.gateways.amqp.links import consumers  # noqa: E402
-from muster.gateways.amqp.protocol import frames, output  # noqa: E402
+from muster.gateways.amqp.protocol import engine, frames  # noqa: E402
 from muster.message import destinations, protocol  # noqa: E402
 from muster.message.amqp_format import amqp_types  # noqa: E402
 from muster.message.client import partition_link  # noqa: E402
@@ -120,7 +120,7 @@ async def test_a_client_that_does_not_read_costs_little_and_misses_nothing(
 
     (link,) = bridge.running.links()
     await eventually.eventually(lambda: not bridge.running.may_send(link))
-    assert held() < output.OUT_BYTES_MAX + 2 * size
+    assert held() < engine.OUT_BYTES_MAX + 2 * size
     got: list[int] = []
 
     def read_all() -> None:

@@ -28,7 +28,6 @@ from muster.gateways.amqp.links import (
     transactions,
 )
 from muster.gateways.amqp.protocol import conditions, endpoints, engine, frames, sasl
-from muster.gateways.amqp.protocol import proton as protocol_proton
 from muster.message import destinations
 from muster.message import errors as message_errors
 from muster.message.amqp_format import fast_path
@@ -70,8 +69,8 @@ class AmqpConnection(asyncio.Protocol):
         self._pending_bytes = 0
         self._delayed = False  # topic messages have waited for more than one iteration
         self.opened = asyncio.Event()
-        self.producer_links: dict[protocol_proton.Pointer, producers.ProducerLink] = {}
-        self.outgoing_links: dict[protocol_proton.Pointer, consumers.OutgoingLink] = {}
+        self.producer_links: dict[Any, producers.ProducerLink] = {}
+        self.outgoing_links: dict[Any, consumers.OutgoingLink] = {}
         self.outcomes = outcomes.Outcomes(self)
         self._in_transit_bytes = 0
         self._reading_paused = False
@@ -440,7 +439,7 @@ class AmqpConnection(asyncio.Protocol):
     # Links.
 
     def close_link(self, link: endpoints.AmqpLink, condition: str, why: str) -> None:
-        self.producer_links.pop(link.wrapper._impl, None)
+        self.producer_links.pop(link.wrapper, None)
         self.running.close(link, condition, why)
 
     # Messages.

@@ -11,7 +11,6 @@ from muster.core import errors
 from muster.core import topics as topics_
 from muster.gateways.amqp.links import consumers, producers, terminus, topics, transactions
 from muster.gateways.amqp.protocol import conditions, endpoints
-from muster.gateways.amqp.protocol import proton as protocol_proton
 from muster.message import destinations, protocol, selectors
 from muster.message import errors as message_errors
 from muster.message.amqp_format import message_codec
@@ -24,7 +23,7 @@ class LinkFactory:
     def __init__(self, owner: amqp_connection.AmqpConnection) -> None:
         self._connection = owner
         self.temporaries: set[str] = set()  # temporary destinations of the client
-        self._attaching: dict[protocol_proton.Pointer, Any] = {}
+        self._attaching: dict[Any, Any] = {}
         self._unfinished: dict[endpoints.LinkKey, set[asyncio.Task[None]]] = {}
 
     def link_opened(self, link: Any) -> None:
@@ -34,7 +33,7 @@ class LinkFactory:
             self.release_stolen(attached.namesake)
             self._connection.running.steal(attached.namesake)
         attached.namesake = None
-        self._attaching[link._impl] = link
+        self._attaching[link] = link
         earlier = frozenset(self._unfinished.get(attached.key, ()))
         self._finish_first(attached.key, self._connection.spawn(self._attach(link, earlier)))
 
@@ -67,9 +66,9 @@ class LinkFactory:
             if not self._is_gone(link):
                 self._refuse(link, error)
         finally:
-            self._link_closed(link._impl)
+            self._link_closed(link)
 
-    def _link_closed(self, pointer: protocol_proton.Pointer) -> None:
+    def _link_closed(self, pointer: Any) -> None:
         """The client closed the link, whether it is already attached or not."""
         self._attaching.pop(pointer, None)
 
@@ -79,14 +78,14 @@ class LinkFactory:
 
     def close_outgoing(self, outgoing: consumers.OutgoingLink, condition: str, why: str) -> None:
         """Close the link; the client may attach it again."""
-        self.forget(outgoing.wrapper._impl)
+        self.forget(outgoing.wrapper)
         self.release(outgoing)
         self._connection.running.close(outgoing.link, condition, why)
         self._connection.flush_soon()
 
     def release_stolen(self, link: endpoints.AmqpLink) -> None:
         """The client has attached another link with this name: release what this one has."""
-        outgoing = self.forget(link.wrapper._impl)
+        outgoing = self.forget(link.wrapper)
         if outgoing is not None:
             self.release(outgoing)
 
@@ -100,7 +99,7 @@ class LinkFactory:
         if with_session and outgoing.temporary is not None:
             await self.drop(outgoing.temporary)
 
-    def forget(self, pointer: protocol_proton.Pointer) -> consumers.OutgoingLink | None:
+    def forget(self, pointer: Any) -> consumers.OutgoingLink | None:
         """Remove a link. Messages that its client did not settle are delivered again."""
         self._link_closed(pointer)
         if (producer := self._connection.producer_links.pop(pointer, None)) is not None:
@@ -121,7 +120,7 @@ class LinkFactory:
         self._finish_first((link.name, link.is_receiver), task)
 
     async def _detach(self, link: Any, *, destroy: bool) -> None:
-        outgoing = self.forget(link._impl)
+        outgoing = self.forget(link)
         await self._connection.opened.wait()  # see `_begin`
         try:
             if outgoing is not None:
@@ -137,7 +136,7 @@ class LinkFactory:
             self._connection.running.free(link)
 
     def _is_gone(self, link: Any) -> bool:
-        return link._impl not in self._attaching
+        return link not in self._attaching
 
     def _refuse(self, link: Any, error: errors.MusterError) -> None:
         link.source.type = link.target.type = proton.Terminus.UNSPECIFIED
@@ -201,7 +200,7 @@ class LinkFactory:
             link.target.address = destination.name
             link.target.dynamic = True
             terminus.set_lifetime(link.target.properties)
-            self._connection.outgoing_links[link._impl] = consumers.TemporaryQueueLink(
+            self._connection.outgoing_links[link] = consumers.TemporaryQueueLink(
                 self._connection, self._connection.running, link, destination
             )
         elif not coordinator and target.address:
@@ -218,7 +217,7 @@ class LinkFactory:
         _confirm_settle_modes(link)
         link.open()
         self._connection.running.sync()
-        self._connection.producer_links[link._impl] = producers.ProducerLink(
+        self._connection.producer_links[link] = producers.ProducerLink(
             self._connection, self._connection.running, link, destination, coordinator=coordinator
         )
 
@@ -283,7 +282,7 @@ class LinkFactory:
             link.source.address = destination.name
             terminus.set_lifetime(link.source.properties)
         _confirm_settle_modes(link)
-        self._connection.outgoing_links[link._impl] = outgoing
+        self._connection.outgoing_links[link] = outgoing
         link.open()
         self._connection.running.sync()
         outgoing.listen_for_credit()
@@ -302,7 +301,7 @@ class LinkFactory:
                 link.source.address = row.topic
                 link.source.durability = proton.Terminus.DELIVERIES
                 link.source.expiry_policy = proton.Terminus.EXPIRE_NEVER
-                self._connection.outgoing_links[link._impl] = consumers.UnsubscribeLink(
+                self._connection.outgoing_links[link] = consumers.UnsubscribeLink(
                     self._connection,
                     self._connection.running,
                     link,

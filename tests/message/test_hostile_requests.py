@@ -15,10 +15,11 @@ from muster.bus import api as bus_api
 from muster.bus.memory import network
 from muster.bus.rpc import error_replies
 from muster.core import errors
-from muster.message import destinations, messages, partitions, peer_protocol, protocol, selectors, settings
+from muster.message import destinations, messages, partitions, protocol, selectors, settings
 from muster.message import errors as message_errors
 from muster.message.client import api
 from muster.message.dispatcher import large_bodies, leadership
+from muster.message.dispatcher.peers import peer_protocol
 from muster.predicates import limits
 from muster.testing import eventually
 from tests.message import conftest

@@ -14,12 +14,12 @@ import pytest
 from muster.bus import api as bus_api
 from muster.bus.memory import network, streams
 from muster.core import errors
-from muster.message import destinations, partitions, peer_protocol, protocol, settings
+from muster.message import destinations, partitions, protocol, settings
 from muster.message import errors as message_errors
 from muster.message.client import api, consumers
 from muster.message.dispatcher import dispatcher
 from muster.message.dispatcher.log import journal, ledger, pages
-from muster.message.dispatcher.peers import calls, transactions
+from muster.message.dispatcher.peers import peer_protocol, transactions
 from muster.testing import eventually, virtual_clock
 
 pytestmark = pytest.mark.virtual_time
@@ -50,7 +50,7 @@ class PeerPartition:
     peer: bus_api.Bus
 
     async def call(self, request: peer_protocol.PeerRequest) -> protocol.DispatcherReply:
-        return await calls.call(self.peer, HERE, request)
+        return await peer_protocol.call(self.peer, HERE, request)
 
     async def is_served(self) -> bool:
         try:
@@ -365,7 +365,7 @@ class Coordinated:
         self.full = 0  # how many attempts to store fail
         self.decided: dict[str, list[int]] = {}
         self.spawned: set[asyncio.Task[None]] = set()
-        patch.setattr(calls, "call", self._call)
+        patch.setattr(peer_protocol, "call", self._call)
         log: Any = types.SimpleNamespace(
             ledger=types.SimpleNamespace(decided=self.decided),
             partition=0,

@@ -19,8 +19,8 @@ from muster.core.settings import sections as settings_sections
 from muster.inform import protocol as inform
 from muster.manage import protocol as managing
 from muster.message import listings
-from muster.message import peer_protocol as message_peers
 from muster.message import protocol as message
+from muster.message.dispatcher.peers import peer_protocol as message_peers
 from muster.monitor import protocol as monitor
 from muster.notify import protocol as notify
 from muster.pipeline import protocol as pipeline

@@ -21,7 +21,7 @@ from muster.bus import api, leases
 from muster.bus.rpc import admission, requests
 from muster.core import errors, subjects
 from muster.core.telemetry import log
-from muster.message import destinations, partitions, peer_protocol, producer_holds, protocol, settings
+from muster.message import destinations, partitions, producer_holds, protocol, settings
 from muster.message import errors as message_errors
 from muster.message.dispatcher import (
     attachments,
@@ -34,7 +34,7 @@ from muster.message.dispatcher import (
 )
 from muster.message.dispatcher.admin import admin_requests, queue_admin, scheduled
 from muster.message.dispatcher.log import checkpoints, compaction, message_log
-from muster.message.dispatcher.peers import peer_requests
+from muster.message.dispatcher.peers import peer_protocol, peer_requests
 from muster.supervision import tasks
 
 events = log.EventLog("message")

@@ -19,9 +19,9 @@ from typing import Final
 
 from muster.core import errors
 from muster.core import messages as core_messages
-from muster.message import destinations, messages, partitions, peer_protocol, protocol
+from muster.message import destinations, messages, partitions, protocol
 from muster.message.dispatcher.log import journal, ledger, message_log, pages
-from muster.message.dispatcher.peers import transfers
+from muster.message.dispatcher.peers import peer_protocol, transfers
 
 UPLOAD_S: Final = 3600.0  # how long after its last chunk a body may wait for its message
 SWEEP_S = 1.0

@@ -12,7 +12,6 @@ from muster.message import (
     messages,
     moved_messages,
     partitions,
-    peer_protocol,
     protocol,
     settings,
 )
@@ -20,7 +19,7 @@ from muster.message import errors as message_errors
 from muster.message.dispatcher import clients, delivery, rights
 from muster.message.dispatcher import lifetime as lifetime_
 from muster.message.dispatcher.log import journal, ledger, message_log
-from muster.message.dispatcher.peers import calls, transactions
+from muster.message.dispatcher.peers import peer_protocol, transactions
 
 #: Acknowledged sequences by backlog, with the connection that received the messages.
 Acks = list[tuple[clients.ClientConnection, dict[str, list[int]]]]
@@ -271,7 +270,7 @@ class Works:
             for destination in checked:
                 partition = partitions.of_destination(destination, self._log.partition_count)
                 request = peer_protocol.CheckDestination(str(destination))
-                await calls.call(self._bus, partition, request)
+                await peer_protocol.call(self._bus, partition, request)
             if attempt:
                 await self.transactions.prepare(attempt, connection, remote)
             if self._clients.connections.get(connection.name) is not connection:

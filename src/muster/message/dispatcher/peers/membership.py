@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 from muster.bus import api, leases
 from muster.core import errors
-from muster.message import peer_protocol
+from muster.message.dispatcher.peers import peer_protocol
 
 BEAT_S = 1.0
 SILENT_S = 4.0  # a member that was silent for this long has left

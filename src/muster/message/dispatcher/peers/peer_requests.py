@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 
 from muster.core import errors
-from muster.message import destinations, messages, peer_protocol, protocol
+from muster.message import destinations, messages, protocol
 from muster.message import errors as message_errors
 from muster.message.dispatcher import delivery, works
 from muster.message.dispatcher import lifetime as lifetime_
 from muster.message.dispatcher.log import journal, ledger, message_log
+from muster.message.dispatcher.peers import peer_protocol
 
 
 class PeerRequests:

@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Final
 
 from muster.bus import api
 from muster.core import errors
-from muster.message import partitions, peer_protocol, protocol
+from muster.message import partitions, protocol
 from muster.message.dispatcher import clients
 from muster.message.dispatcher import lifetime as lifetime_
 from muster.message.dispatcher.log import journal, ledger, message_log
-from muster.message.dispatcher.peers import calls
+from muster.message.dispatcher.peers import peer_protocol
 
 if TYPE_CHECKING:  # equivalent: annotations are not evaluated
     from muster.message.dispatcher import delivery
@@ -91,7 +91,7 @@ class Transactions:
     ) -> None:
         """Raises the first error; the caller then calls `abort`."""
         requests = [
-            calls.call(
+            peer_protocol.call(
                 self._bus,
                 partition,
                 peer_protocol.PrepareAcks(
@@ -113,7 +113,7 @@ class Transactions:
     async def _tell_aborted(self, attempt: str, partition: int) -> None:
         try:
             request = peer_protocol.ResolveAcks(attempt, commit=False)
-            await calls.call(self._bus, partition, request)
+            await peer_protocol.call(self._bus, partition, request)
         except errors.MusterError:
             return  # it asks for the outcome
 
@@ -152,7 +152,7 @@ class Transactions:
         while True:
             try:
                 request = peer_protocol.ResolveAcks(attempt, commit=True)
-                await calls.call(self._bus, partition, request)
+                await peer_protocol.call(self._bus, partition, request)
                 return
             except (errors.Unavailable, errors.LimitExceeded):
                 await asyncio.sleep(RETRY_S)
@@ -247,7 +247,9 @@ class Transactions:
 
     async def _ask(self, entry: ledger.PreparedAcks) -> None:
         try:
-            reply = await calls.call(self._bus, entry.coordinator, peer_protocol.AskOutcome(entry.attempt))
+            reply = await peer_protocol.call(
+                self._bus, entry.coordinator, peer_protocol.AskOutcome(entry.attempt)
+            )
             if reply.count != peer_protocol.Outcome.UNDECIDED:
                 await self._resolve(entry.attempt, commit=reply.count == peer_protocol.Outcome.COMMITTED)
         except (errors.Unavailable, errors.LimitExceeded):

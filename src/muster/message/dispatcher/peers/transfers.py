@@ -24,10 +24,10 @@ import msgspec
 from muster.bus import api
 from muster.core import errors
 from muster.core.telemetry import log
-from muster.message import destinations, messages, partitions, peer_protocol
+from muster.message import destinations, messages, partitions
 from muster.message.dispatcher import lifetime as lifetime_
 from muster.message.dispatcher.log import journal, ledger, message_log
-from muster.message.dispatcher.peers import calls
+from muster.message.dispatcher.peers import peer_protocol
 
 BATCH_MESSAGES: Final = 500
 BATCH_BYTES: Final = 512 << 10
@@ -151,7 +151,7 @@ class Transfers:
         while waiting:
             try:
                 batch = await self._next_batch(partition)
-                await calls.call(self._bus, partition, peer_protocol.TransferMessages(batch))
+                await peer_protocol.call(self._bus, partition, peer_protocol.TransferMessages(batch))
             except (errors.Unavailable, errors.LimitExceeded):
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, RETRY_S[1])
@@ -239,7 +239,7 @@ class Transfers:
                 events.warning("body-missing", partition=self._log.partition, chunk=chunk)
                 return raw
             request = peer_protocol.StoreBody(moving.id, data)
-            moving.chunks.append((await calls.call(self._bus, partition, request)).count)
+            moving.chunks.append((await peer_protocol.call(self._bus, partition, request)).count)
         meta.large = messages.LargeBody(moving.id, meta.large.size, moving.chunks, partition)
         return messages.encode_meta(meta).decode()
 

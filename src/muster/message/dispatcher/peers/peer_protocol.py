@@ -18,10 +18,13 @@ from typing import Final
 
 import msgspec
 
+from muster.bus import api
+from muster.bus.rpc import client
 from muster.core import errors, subjects
 from muster.message import partitions, protocol
 
 WORD: Final = "dispatch"
+REQUEST_S: Final = 5.0
 MEMBERS: Final = subjects.to_all(partitions.PART, "members")
 
 
@@ -120,5 +123,12 @@ def decode_request(data: bytes) -> PeerRequest:
     try:
         request: PeerRequest = _requests.decode(data)
         return request
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise errors.InvalidInput(f"not a request between dispatchers: {error}") from error
+
+
+async def call(bus: api.Bus, partition: int, request: PeerRequest) -> protocol.DispatcherReply:
+    """Raises the error of the reply, or `errors.Unavailable` if there is none."""
+    subject = peer_subject(bus.identity, partition)
+    response = await client.exchange_once(bus, subject, encode(request), timeout_s=REQUEST_S)
+    return protocol.read_reply(response.data)

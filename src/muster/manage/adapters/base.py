@@ -24,6 +24,7 @@ import functools
 import inspect
 import os
 import pathlib
+import secrets
 import typing
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -44,6 +45,20 @@ HOOK_OUTPUT_S = 0.5  # for the rest of its output, which other processes may hol
 
 
 async def _nothing_to_save() -> None: ...
+
+
+def new_mark(folder: pathlib.Path | None) -> str:
+    """For a run of a resource of the agent with this folder: it is recognised even if the record is lost."""
+    return f"{marks_of(folder) if folder is not None else ''}{secrets.token_hex(16)}"
+
+
+def marks_of(folder: pathlib.Path) -> str:
+    """What the marks of an agent begin with: another folder, such as that of a container, has another one."""
+    try:
+        about = folder.stat()
+    except FileNotFoundError:
+        return ""
+    return f"{about.st_dev:x}.{about.st_ino:x}."
 
 
 @dataclass(frozen=True, slots=True)

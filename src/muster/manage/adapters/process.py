@@ -18,7 +18,6 @@ import functools
 import os
 import pathlib
 import resource
-import secrets
 import signal
 import time
 from collections.abc import Mapping
@@ -236,7 +235,7 @@ class ProcessAdapter(base.Adapter):
             for stale in ("leader", "birth"):
                 self.context.runtime.pop(stale, None)
             self.context.runtime |= {
-                "token": secrets.token_hex(16),
+                "token": base.new_mark(self.context.folder and self.context.folder.parent),
                 "config": _identity(config),
                 "cgroup": bool(config.cgroup.files()),
             }

@@ -25,7 +25,8 @@ from muster.core import errors, files, health, messages
 from muster.core.telemetry import log
 from muster.manage import manifest, operation_results, protocol
 from muster.manage.adapters import base
-from muster.manage.agent import operation_log, shells
+from muster.manage.agent import operation_log, shells, watchdog
+from muster.supervision import os_process
 
 events = log.EventLog("manage")
 
@@ -138,6 +139,7 @@ class ResourceHost(abc.ABC):
         await self._acquire(self._folder)
         self._boot = await asyncio.to_thread(_next_boot, self._folder, self._boot)
         self._floor, loaded = await asyncio.to_thread(_load, self._folder)
+        await asyncio.to_thread(_end_unknown_runs, self._folder, loaded)
         for record in sorted(operation_log.resolve_interrupted_rename(loaded), key=lambda each: each.epoch):
             self._get_or_create(record.name, record).resumed = record.config is None
         await self._resume_missing()
@@ -548,6 +550,17 @@ def _load(folder: pathlib.Path) -> tuple[int, list[operation_log.OperationRecord
         return int((folder / FLOOR).read_text()), records
     except (OSError, ValueError):
         return 0, records
+
+
+def _end_unknown_runs(folder: pathlib.Path, loaded: list[operation_log.OperationRecord]) -> None:
+    """End what runs without a record, because the folder was emptied, or is that of an earlier day: its
+    resource would be started once more, here or elsewhere."""
+    prefix = base.marks_of(folder)
+    known = {record.mark for record in loaded} | {record.runtime.get("token") for record in loaded}
+    unknown = {mark for mark in os_process.marks() if mark.startswith(prefix)} - known
+    if prefix and unknown:
+        count = watchdog.kill({watchdog.MARK + mark.encode() for mark in unknown})
+        events.warning("unknown-runs-ended", runs=len(unknown), processes=count)
 
 
 def _next_boot(folder: pathlib.Path, now_ms: int) -> int:

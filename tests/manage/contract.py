@@ -16,6 +16,8 @@ from muster.manage import protocol
 from muster.manage.agent import agent
 from muster.testing.eventually import eventually
 
+DONE = messages.DecisionOutcome.DONE
+
 
 class AdapterContract:
     type_name: str
@@ -87,6 +89,15 @@ class AdapterContract:
         assert second.outcome is messages.DecisionOutcome.DONE, second
         assert first.observed.digest != second.observed.digest
         await eventually(lambda: self.seen(host).state is health.HealthState.UP)
+
+    async def test_a_change_of_what_is_stopped_does_not_start_it(self, host, config, other):
+        await self.do(host, "create", config=config)
+        await eventually(lambda: self.seen(host).state is health.HealthState.UP)
+        if not self.stops or (await self.do(host, "execute", operation="stop")).outcome is not DONE:
+            return
+        await eventually(lambda: self.seen(host).state is health.HealthState.DOWN)
+        assert (await self.do(host, "put", config=other)).outcome is DONE
+        assert (await self.do(host, "get")).observed.state is health.HealthState.DOWN
 
     async def test_an_operation_is_carried_out_once(self, host, config):
         first = await self.do(host, "create", config=config)

@@ -334,11 +334,14 @@ class TestHttp(contract.AdapterContract):
 
 SYSTEMCTL = """#!/bin/sh
 # What systemctl does of its work, with a file for a unit: systemd itself does not run everywhere.
+for unit; do :; done
 state="$STATE_DIR/active"
+[ "$unit" = other.service ] && state="$state-other"
 case "$1" in
   start|restart) touch "$state" ;;
-  stop) rm -f "$state" ;;
-  show) if [ -e "$state" ]; then echo ActiveState=active; echo SubState=running; echo MainPID=42
+  stop) [ -e "$STATE_DIR/gone" ] && { echo "Unit $unit not loaded." >&2; exit 5; }; rm -f "$state" ;;
+  show) if [ -e "$STATE_DIR/gone" ]; then echo LoadState=not-found; fi
+        if [ -e "$state" ]; then echo ActiveState=active; echo SubState=running; echo MainPID=42
         else echo ActiveState=inactive; echo SubState=dead; echo MainPID=0; fi; echo Result=success ;;
   daemon-reload|try-restart) ;;
   *) echo "unknown $1" >&2; exit 1 ;;
@@ -386,6 +389,20 @@ class TestSystemdAdapter(contract.AdapterContract):
             protocol.ObservedState(True, health.HealthState.DOWN, "began before the unit was started")
         )
         await eventually(lambda: self.seen(host).state is health.HealthState.UP)
+
+    async def test_another_unit_takes_the_place_of_the_former(self, host, config):
+        await self.do(host, "create", config=config)
+        assert self.active.exists()
+        await self.do(host, "put", config={**config, "unit": "other.service"})
+        assert not self.active.exists(), "otherwise both would run"
+        await self.do(host, "execute", operation="start")
+        assert self.active.with_name("active-other").exists()
+
+    async def test_a_unit_that_was_removed_with_its_program_can_be_deleted(self, host, config):
+        await self.do(host, "create", config=config)
+        self.active.unlink()
+        (self.active.parent / "gone").touch()
+        assert (await self.do(host, "delete")).outcome is messages.DecisionOutcome.DONE
 
     def test_a_name_that_is_no_unit_is_refused(self):
         for name in ("thing", "../thing.service", "-H x.service", "thing.mount"):

@@ -94,7 +94,8 @@ class FileAdapter(base.Adapter):
 
     async def put(self, config: FileConfig) -> None:
         self._config = config
-        await self.do_start()
+        if "was" in self.context.runtime:  # otherwise it is stopped
+            await self.do_start()
         self._watch()
 
     async def delete(self) -> None:

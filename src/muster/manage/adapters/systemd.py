@@ -23,6 +23,7 @@ doc = sections.field_doc
 PROGRAM = "systemctl"
 TIMEOUT_S = 30.0
 
+_GONE = {"LoadState=not-found", "ActiveState=inactive"}
 _STATES = {
     "active": health.HealthState.UP,
     "reloading": health.HealthState.UP,
@@ -46,6 +47,9 @@ class SystemdUnitConfig(
 
 
 class SystemdAdapter(base.Adapter):
+    """``context.runtime`` contains the ``unit`` that it operates: its name, whether it is a user's, and
+    whether its file was written here."""
+
     type_name = "systemd"
     config_type = SystemdUnitConfig
 
@@ -60,7 +64,11 @@ class SystemdAdapter(base.Adapter):
             await self.do_start()
 
     async def put(self, config: SystemdUnitConfig) -> None:
+        if (former := self._former()) and (former.unit, former.user) != (config.unit, config.user):
+            self._config = former
+            await self.delete()
         self._config = config
+        self.context.runtime["unit"] = [config.unit, config.user, bool(config.definition)]
         try:
             is_changed = await asyncio.to_thread(_write, config)
         except OSError as error:
@@ -77,12 +85,21 @@ class SystemdAdapter(base.Adapter):
     async def delete(self) -> None:
         if self._config is None:
             return
-        await self.do_stop()
+        shown = await self._systemctl("show", "--property=LoadState,ActiveState", unit=True)
+        if not _GONE.issubset(shown.split()):  # a program that was removed took its unit with it
+            await self.do_stop()
         await self.close()
-        if self._config.definition:
+        former = self._former()
+        if self._config.definition or (former and former.definition):
             await asyncio.to_thread(_path(self._config).unlink, missing_ok=True)
             await self._systemctl("daemon-reload")
+        self.context.runtime.pop("unit", None)
         self._config = None
+
+    def _former(self) -> SystemdUnitConfig | None:
+        """The unit of the last configuration."""
+        unit, user, is_written = self.context.runtime.get("unit") or ("", False, False)
+        return SystemdUnitConfig(unit=unit, user=user, definition="written" * is_written) if unit else None
 
     async def observe(self) -> protocol.ObservedState:
         if self._config is None:

@@ -70,6 +70,20 @@ def test_each_test_that_the_security_page_names_exists():
     assert missing == []
 
 
+def test_each_capability_of_the_papers_names_the_tests_that_show_it():
+    """A capability that is left out says so."""
+    text = (ROOT / "docs" / "papers.md").read_text()
+    tables = re.findall(
+        r"^\| described in the paper \| here \| test \|\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE
+    )
+    assert len(tables) == text.count("described in the paper") == 5
+    for row in "".join(tables).splitlines():
+        _, here, tests = (cell.strip() for cell in row.strip("|").split("|"))
+        named = [name for name in re.findall(r"`([^`]+)`", tests) if not name.startswith("make ")]
+        assert named or here.startswith("left out"), row
+        assert [name for name in named if not (ROOT / "tests" / name).exists()] == [], row
+
+
 def test_each_promise_of_the_readme_names_the_tests_that_show_it():
     promises = re.search(r"\| Tests \|\n\|[-|]+\|\n(.*?)\n\n", (ROOT / "README.md").read_text(), re.DOTALL)
     assert promises is not None

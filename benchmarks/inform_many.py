@@ -46,7 +46,7 @@ async def rows(url: str, folder: pathlib.Path, contexts: int, memory_bytes: int)
             ours=started["start_s"],
             unit="s",
             better="lower",
-            goal=30.0,
+            goal=15.0,
         ),
         harness.Row(
             metric=f"{named}: memory for them, of {memory_bytes >> 20} MiB configured",

@@ -284,11 +284,12 @@ async def test_memory_is_bounded_and_what_was_evicted_is_read_again(start_node, 
 
 
 async def test_large_contexts_are_watched_listed_and_found_over_several_answers(start_node, inform):
-    await start_node()
+    node = await start_node()
     large = b"x" * (1 << 20)
     for number in range(3):
         await inform.put("k", b"%d" % number + large[1:], attributes={"a": 1})
         await inform.put(f"k{number}", large, attributes={"a": 1})
+    await eventually(lambda: not node.state.unsaved, timeout_s=60)
     assert [change.value[:1] for change in (await inform.history("k")).changes] == [b"0", b"1", b"2"]
     received = []
     async for change in inform.watch("k"):

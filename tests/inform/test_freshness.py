@@ -226,7 +226,7 @@ class Pair(NamedTuple):
     version: int
 
     async def reasons(self) -> list[str]:
-        return [entry.record.reason for entry in await self.q.state.versions("k")]
+        return [entry.record.reason for entry in (await self.q.state.versions("k"))[0]]
 
 
 @pytest.fixture

@@ -272,7 +272,9 @@ class WriteModel(stateful.RuleBasedStateMachine):
         order, entries = page_order.PageOrder(), []
         for message in self.net.logs[protocol.STREAM].messages.values():
             page = protocol.decode(message.data, protocol.ContextLogPage)
-            for place, counts in enumerate(order.add(message.sequence, page)):
+            for place, counts in enumerate(
+                order.add(message.sequence, page, protocol.node_of(message.subject))
+            ):
                 if counts and page.records[place].key == key:
                     position = pages.position(message.sequence, place)
                     entries.append(context_log.ContextLogEntry(page.records[place], position))

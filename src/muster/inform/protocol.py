@@ -66,7 +66,7 @@ class ContextRecord(InformMessage, frozen=True, gc=False):
     value: bytes | None = None
     attributes: bytes = b""  # MessagePack of `Attributes`; empty: none
     version: int = 0  # the position of the record that wrote the value; 0: of this record
-    expires_at_ns: int = 0  # by the clock of the log; 0: never
+    expires_at_ns: int = 0  # by the clock of the log; 0: never. Without a value: the end of the tombstone
     writer: str = ""
     request: str = ""  # id of the write, to detect repeated attempts
     reason: str = "put"  # or delete, expire, place (new holders, or written again), forget (its tombstone has
@@ -95,6 +95,8 @@ class ContextLogPage(InformMessage, frozen=True):
     records: list[ContextRecord] = []
     lease_s: float = 0.0  # the node may answer reads from memory for so long
     fence: list[FenceCandidate] = []
+    process: str = ""  # of the node, and the number of the page there: no two pages are equal
+    number: int = 0
 
 
 class Context(InformMessage, frozen=True):

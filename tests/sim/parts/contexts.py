@@ -214,7 +214,7 @@ class ContextPart:
                 for key, of in holders.items():
                     if of and of[0] == fenced:
                         holders[key] = fences.moved(of, of[0], page.fence)
-            counts = order.add(stored.sequence, page)
+            counts = order.add(stored.sequence, page, fenced)
             for place, (record, does) in enumerate(zip(page.records, counts, strict=True)):
                 if does:
                     entry = context_log.ContextLogEntry(record, pages.position(stored.sequence, place))

@@ -73,7 +73,7 @@ async def start(
         await context_log.open_stream(bus, max_bytes=max_bytes, replicas=replicas, joins=joins),
         name,
         max_bytes,
-        lease_s=state.LEASE_S if settings.reads_by_lease else 0.0,
+        reads_by_lease=settings.reads_by_lease,
         timeout_s=settings.timeout_s,
         now_s=uptime_s,
     )
@@ -235,6 +235,8 @@ class InformationNode(lifecycle.ClosingContext):
 
     def failure(self) -> str | None:
         """The last failure of a background task that has not run long enough since."""
+        if self.state.log.is_superseded:
+            return f"another process runs as the information node {self.name}"
         return self._supervisor.problem()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

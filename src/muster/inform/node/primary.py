@@ -131,6 +131,7 @@ class PrimaryWriter:
                 holders,
                 stamp.time,
                 stamp.node,
+                expires_at_ns=shared.log_now_ns() + shared.tombstone_ns,
                 writer=update.writer,
                 request=write.request,
                 reason="delete",
@@ -202,7 +203,7 @@ class PrimaryWriter:
         position = shared.executed(update.writer, write.key, write.request)
         if position is None and (not write.repeat or shared.remembers_all):
             return None
-        versions = await shared.versions(write.key)
+        versions, _ = await shared.versions(write.key)
         for entry in versions:
             record = entry.record
             if (record.request, record.writer) == (write.request, update.writer):
@@ -281,13 +282,16 @@ class PrimaryWriter:
                     await shared.log.append(placed(entry, holders), since)
 
     async def end_lease(self, key: str) -> bool:
-        """Append the end of a lease of this primary, for its watchers. Return whether it did."""
+        """Append the end of a lease, if it is over by the time of this node. Return whether it did.
+
+        `protocol.PrimaryMoved` if another node is the primary: then this one does not decide.
+        """
         shared = self._state
         async with shared.key_locks.hold(key):
-            base = self.base_here(key)
-            if base is None or not base.expired or base.holders[0] != shared.name:
-                return False
-            return await self._end_lease(key, base)
+            base = self.base_here(key) or await self._base(key)
+            if base.holders[:1] != (shared.name,):
+                raise protocol.PrimaryMoved(f"{shared.name} is not the primary of {key!r}")
+            return base.expired and await self._end_lease(key, base)
 
     async def _end_lease(self, key: str, base: KeyState) -> bool:
         """Whether it was appended; not if the context has changed since ``base``."""
@@ -295,7 +299,13 @@ class PrimaryWriter:
         assert base.writer is not None
         stamp = self._stamp_after(base.stamp, self._state.now_ns())
         record = protocol.ContextRecord(
-            key, base.holders, stamp.time, stamp.node, writer=base.writer, reason="expire"
+            key,
+            base.holders,
+            stamp.time,
+            stamp.node,
+            expires_at_ns=self._state.log_now_ns() + self._state.tombstone_ns,
+            writer=base.writer,
+            reason="expire",
         )
         try:
             await self._state.log.append(record, base.since)

@@ -52,7 +52,7 @@ class ContextReader:
         if replica is None or not shared.is_live(replica):
             return None
         if max_staleness_s == 0:
-            if replica.temporary or replica.holders[0] != shared.name or not shared.has_lease:
+            if replica.temporary or replica.holders[0] != shared.name or not shared.log.may_answer(key):
                 return None
             max_staleness_s = None
         age_s = shared.age_s(replica)
@@ -154,6 +154,8 @@ class ContextReader:
                     ended = await self._primary.end_lease(key)
                 else:
                     ended = await shared.request(primary_node, "end-lease", query, bool)
+            except protocol.PrimaryMoved:
+                continue
             except state.Silent:
                 await self._writer.fence(primary_node)
             else:
@@ -198,35 +200,41 @@ class ContextReader:
         """Return as many changes as one reply holds."""
         shared, key, after_version = self._state, request.key, request.after_version
         count = len(shared.unsaved.of(key)) + await shared.view.count(key)
-        entries = await shared.versions(key, after_version, 2 * protocol.REPLY_BYTES_MAX)
-        versions = [entry for entry in entries if entry.record.reason != "refuse"]
+        first: context_log.ContextLogEntry | None = None  # that is kept
         changes: list[protocol.ContextChange] = []
         size_bytes, more = 0, False
         hidden: str | None = None  # the writer of the last change that the caller may not read
-        for number, entry in enumerate(versions):
-            record = entry.record
-            if number == 0 and record.reason == "place":  # the write that it repeats was removed
-                record = _as_written(record)
-            if record.reason == "place" or entry.version <= after_version:
-                continue
-            if not shared.may_read(identity, key, record.writer):
-                hidden = record.writer
-                continue
-            size_bytes += protocol.reply_bytes(record.value, record.attributes)
-            more = bool(changes) and size_bytes > protocol.REPLY_BYTES_MAX
-            if more:
-                break
-            changes.append(_change(context_log.ContextLogEntry(record, entry.position)))
+        position, is_cut = after_version, True
+        while is_cut and not changes:
+            entries, is_cut = await shared.versions(key, position, 2 * protocol.REPLY_BYTES_MAX)
+            for entry in entries:
+                position, record = entry.position + 1, entry.record
+                if record.reason == "refuse":
+                    continue
+                if first is None:
+                    first = entry
+                    if record.reason == "place":  # the write that it repeats was removed
+                        record = _as_written(record)
+                if record.reason == "place" or entry.version <= after_version:
+                    continue
+                if not shared.may_read(identity, key, record.writer):
+                    hidden = record.writer
+                    continue
+                size_bytes += protocol.reply_bytes(record.value, record.attributes)
+                more = bool(changes) and size_bytes > protocol.REPLY_BYTES_MAX
+                if more:
+                    break
+                changes.append(_change(context_log.ContextLogEntry(record, entry.position)))
         if hidden is not None and not changes:
             shared.check(identity, "read", key, hidden)
         # The last record of a context is always kept, so without records a deletion has been forgotten.
         if after_version:
-            complete = bool(versions) and versions[0].version <= after_version
+            complete = first is not None and first.version <= after_version
         else:
             complete = count < shared.settings.history - 1 and (
-                not versions or versions[0].record.reason != "place"
+                first is None or first.record.reason != "place"
             )
-        return protocol.ContextHistory(changes, complete=complete, more=more)
+        return protocol.ContextHistory(changes, complete=complete, more=more or is_cut)
 
     async def changes(self, request: protocol.WaitForChanges, identity: str) -> protocol.ContextHistory:
         """Like `history`, but wait for a change if there is none."""

@@ -42,10 +42,6 @@ PING_AFTER_S = 1.5  # a node that has not replied for so long is pinged
 PING_TIMEOUT_S = 3.0
 LOG_RESERVED = 0.05  # of the log
 STALLED_S = 20.0  # a node that the log did not reply to for so long does not know how old its requests are
-LEASE_S = (
-    5.0  # for so long after its last page, no other node takes the contexts of a node that reads by lease
-)
-LEASE_SAFE_S = 4.0  # it reads from memory for so long after that was sent: rates of clocks may differ
 UNDER_WAY_BYTES_MAX = 64 << 20  # memory for records that are not in the view yet
 WRITE_S = 40.0  # how long a node tries a write; its client waits for 30 s
 
@@ -167,7 +163,7 @@ class NodeState:
         if replica is not None and not replica.temporary:
             if record.holders[0] == self.name and len(record.holders) < self.replica_target():
                 self.short.add(record.key)
-            if replica.deleted:
+            if replica.deleted and not replica.expires_at_ns and record.reason != "place":
                 replica.expires_at_ns = stored_at_ns + self.tombstone_ns
             self._schedule_expiry(record.key, replica)
 
@@ -231,21 +227,21 @@ class NodeState:
 
     async def versions(
         self, key: str, since: int = 0, bytes_max: float = float("inf")
-    ) -> list[context_log.ContextLogEntry]:
-        """The last records of a key that were applied, from a position on, oldest first. Those after the
-        first ``bytes_max`` may be missing."""
+    ) -> tuple[list[context_log.ContextLogEntry], bool]:
+        """The last records of a key that were applied, from a position on, oldest first; and whether those
+        after the first ``bytes_max`` are missing."""
         began = self._restarts
         before = [change for change in self.unsaved.of(key) if unsaved.position(change) >= since]
         saved = await self.view.versions(key, since, bytes_max)
         if sum(map(unsaved.size, saved)) > bytes_max:
             self._require_no_restart(began)
-            return saved
+            return saved, True
         entries = await self.loaded(key, before)
         self._require_no_restart(began)
         if entries and entries[0].record.reason == "forget":
             saved, entries = [], entries[1:]
         known = {entry.position: entry for entry in (*saved, *entries)}
-        return [known[position] for position in sorted(known)]
+        return [known[position] for position in sorted(known)], False
 
     @property
     def last_position(self) -> int:
@@ -357,7 +353,7 @@ class NodeState:
 
     def _ends_at_ns(self, replica: replica_table.Replica) -> int:
         """When a context expires or its tombstone ends. 0: never."""
-        if replica.deleted and not replica.expires_at_ns:  # it is from the view
+        if replica.deleted and not replica.expires_at_ns:  # of the former release, and no longer in its log
             return (replica.stamp >> 16) * 1_000_000 + self.tombstone_ns
         return replica.expires_at_ns
 
@@ -467,11 +463,6 @@ class NodeState:
         """Whether its context exists now. The time is read only for a lease: most contexts have none."""
         return replica.is_live(self.log_now_ns() if replica.expires_at_ns else 0)
 
-    @property
-    def has_lease(self) -> bool:
-        """Whether no other node can have become the primary of a context of this node."""
-        return self.settings.reads_by_lease and self.now_s() < self.log.leased_from_s + LEASE_SAFE_S
-
     async def catch_up(self, timeout_s: float, *, confirmed: bool = False) -> None:
         """Wait until the follower has received all current records of the log."""
         log = self.log
@@ -486,7 +477,7 @@ class NodeState:
                         async with asyncio.timeout(GAP_S):
                             await log.advanced()
                     except TimeoutError:
-                        if not await log.has_any(log.applied + 1, end) and log.applied < end:
+                        if await log.is_gap(log.applied + 1, end):
                             log.advance(end)
         except TimeoutError:
             raise errors.TimedOut(f"no reply from the log to {self.name} in {timeout_s:g} s") from None

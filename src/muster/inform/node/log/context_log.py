@@ -2,8 +2,8 @@
 
 What waits to be appended becomes one page, one message, one sync.  A node has one page under way.  It names
 what its node knew (`page_order`), and is published after the last page of its node (compare-and-set on the
-subject of the node).  So of two processes of one node only one can append, and a fence, which another node
-puts there, ends what the node was about to write.
+subject of the node).  A fence, which another node puts there, ends what the node was about to write.  The
+first page of a new process of the node ends what the former one may append, for ever.
 
 All nodes apply the log in its order.  A node has the result of an append when it has applied its page.
 
@@ -26,15 +26,21 @@ import msgspec
 from muster.bus import api
 from muster.bus.log import pages
 from muster.core import errors, quotas
+from muster.core.telemetry import log as log_
 from muster.inform import protocol
 from muster.inform.node.log import page_order
 from muster.supervision import tasks
+
+events = log_.EventLog("inform")
 
 MAX_BYTES = 1 << 30
 WAITING_BYTES_MAX = 64 << 20
 PAGE_BYTES = 512 << 10  # unless a record has more
 RECORD_BYTES = 200  # beside key, value and attributes
 RETRY_S = 0.25
+CONFIRMS_MAX = 8
+LEASE_S = 5.0  # no other node takes contexts of a node that reads by lease for so long after its last page
+LEASE_SAFE_S = 4.0  # it reads from memory for so long after that was sent: rates of clocks may differ
 OWN_KEYS = "\0"  # keys of former records that are not of contexts begin with it
 
 
@@ -65,6 +71,7 @@ class PendingRecord:
         self.size = 0
         if record is not None:
             self.size = len(record.key) + len(record.value or b"") + len(record.attributes) + RECORD_BYTES
+            self.size += sum(map(len, record.holders))
 
     def settle(self, outcome: int | errors.MusterError) -> None:
         if self.stored.done():
@@ -81,6 +88,7 @@ class SentPage(NamedTuple):
     data: bytes
     items: list[PendingRecord]
     at_s: float
+    keys: frozenset[str]
 
 
 class NodeSeen(NamedTuple):
@@ -98,7 +106,7 @@ class ContextLog:
         node: str,
         max_bytes: int = MAX_BYTES,
         *,
-        lease_s: float = 0.0,
+        reads_by_lease: bool = False,
         timeout_s: float = api.DURABLE_TIMEOUT_S,
         now_s: Callable[[], float] | None = None,
     ) -> None:
@@ -113,20 +121,26 @@ class ContextLog:
         self._stream = stream
         self._node = node
         self._subject = protocol.page_subject(node)
-        self._lease_s = lease_s
+        self._lease_s = LEASE_S if reads_by_lease else 0.0
         self._timeout_s = timeout_s
         self._now_s = now_s or asyncio.get_running_loop().time
         self._waiting: deque[PendingRecord] = deque()
         self._waiting_bytes = 0
         self._sent: SentPage | None = None
         self._fenced_at = 0
+        self._process = secrets.token_hex(8)
+        self._number = 0  # of the last page that was sent
+        self._first_own = 0  # the sequence of the first page of this process
+        self.is_superseded = False  # another process of this node appends
         self._tasks = tasks.TaskSupervisor(f"log of contexts {node}")
         self._storing: asyncio.Task[None] | None = None
         self._advanced: asyncio.Event | None = None  # set while a caller waits for the follower
 
     async def close(self) -> None:
+        sent = self._sent
         await self._tasks.close()
-        self._fail(self._items(), errors.TimedOut("this node is closing"))
+        error = errors.TimedOut("this node is closing")
+        self._fail([*(sent.items if sent is not None else ()), *self._items()], error)
 
     # Appending.
 
@@ -145,10 +159,15 @@ class ContextLog:
 
     async def confirm(self) -> int:
         """Append, maybe nothing; all that the log had when this was called has been applied then."""
-        item = PendingRecord(None, self.applied, asyncio.get_running_loop().create_future())
-        return await self._submit(item)
+        for _ in range(CONFIRMS_MAX):
+            item = PendingRecord(None, self.applied, asyncio.get_running_loop().create_future())
+            with contextlib.suppress(errors.Conflict):  # a fence came first
+                return await self._submit(item)
+        raise errors.Unavailable(f"other pages of {self._node} come first again and again")
 
     def _submit(self, item: PendingRecord) -> asyncio.Future[int]:
+        if self.is_superseded:
+            raise errors.Unavailable(f"another process runs as the information node {self._node}")
         self._waiting.append(item)
         self._waiting_bytes += item.size
         if self._storing is None:
@@ -177,7 +196,7 @@ class ContextLog:
             self._waiting_bytes -= item.size
             if item.stored.done():  # cancelled
                 continue
-            if item.record is not None and self._is_void(item.record.key, item.since):
+            if item.record is not None and self._is_void(item.record, item.since):
                 item.settle(_void(item.record.key))
                 continue
             items.append(item)
@@ -185,11 +204,15 @@ class ContextLog:
         if not items:
             return None
         records = [item.record for item in items if item.record is not None]
-        page = protocol.ContextLogPage(basis, records, self._lease_s)
-        return SentPage(page, protocol.encode(page), items, self._now_s())
+        self._number += 1
+        page = protocol.ContextLogPage(
+            basis, records, self._lease_s, process=self._process, number=self._number
+        )
+        keys = frozenset(record.key for record in records) if self._lease_s else frozenset[str]()
+        return SentPage(page, protocol.encode(page), items, self._now_s(), keys)
 
-    def _is_void(self, key: str, since: int) -> bool:
-        changed_at = max(self.order.changed_at(key), self._fenced_at)
+    def _is_void(self, record: protocol.ContextRecord, since: int) -> bool:
+        changed_at = max(self.order.changed_at(record), self._fenced_at)
         return changed_at > since or self.applied - since > page_order.WINDOW
 
     async def _store(self, sent: SentPage) -> None:
@@ -199,7 +222,7 @@ class ContextLog:
             sequence = await self._stream.publish(
                 self._subject,
                 sent.data,
-                message_id=secrets.token_hex(16),
+                message_id=f"{self._process}-{sent.page.number}",
                 expected_last_subject_sequence=last.sequence if last is not None else 0,
                 timeout_s=self._timeout_s,
             )
@@ -210,8 +233,9 @@ class ContextLog:
             self._sent = None
             self._fail(sent.items, _fenced())
         except errors.Unavailable as error:
-            # The next page can be stored, or this one, and not both.
+            # The next page can be stored, or this one, and not both. Other nodes may have it by now.
             self._sent = None
+            self.leased_from_s = -float("inf")
             self._fail(sent.items, _in_doubt(error))
             waiting, self._waiting, self._waiting_bytes = self._waiting, deque(), 0
             self._fail(waiting, errors.Unavailable(f"the log of contexts does not reply: {error.message}"))
@@ -267,6 +291,13 @@ class ContextLog:
         await self.reached(int(sequence), self._timeout_s)
         return True
 
+    def may_answer(self, key: str) -> bool:
+        """Whether no other node can know a later record of this key, whose primary this node is: neither one
+        that another primary has written, nor one whose acknowledgement this node waits for."""
+        if not self._lease_s or self._now_s() >= self.leased_from_s + LEASE_SAFE_S:
+            return False
+        return self._sent is None or key not in self._sent.keys
+
     def lease_left_s(self, node: str) -> float:
         """How long the node may still answer from memory, at most."""
         seen = self.seen.get(node)
@@ -285,10 +316,21 @@ class ContextLog:
         """Take the next page; returns its records, and whether they count."""
         if node is not None:
             self.seen[node] = NodeSeen(sequence, self._now_s(), page.lease_s)
-        counts = self.order.add(sequence, page)
+        if node == self._node and not page.fence:
+            self._recognise(sequence, page.process)
+        counts = self.order.add(sequence, page, node)
         positions = range(pages.position(sequence), pages.position(sequence, len(counts)))
         entries = map(ContextLogEntry, page.records, positions)
         return list(zip(entries, counts, strict=True))
+
+    def _recognise(self, sequence: int, process: str) -> None:
+        """A page after the first one of this process must be its own."""
+        if process == self._process:
+            self._first_own = self._first_own or sequence
+        elif 0 < self._first_own < sequence and not self.is_superseded:
+            self.is_superseded = True
+            self.leased_from_s = -float("inf")
+            events.error("node-superseded", node=self._node, by_page=sequence)
 
     def advance(self, sequence: int) -> None:
         """All up to there has been applied."""
@@ -300,7 +342,8 @@ class ContextLog:
     def settle(self, sequence: int, sent: SentPage, counts: list[bool]) -> None:
         """This page of this node has been applied."""
         self._sent = None
-        self.leased_from_s = sent.at_s
+        if not self.is_superseded:
+            self.leased_from_s = sent.at_s
         place = 0
         for item in sent.items:
             if item.record is None:
@@ -354,15 +397,13 @@ class ContextLog:
         self.is_replicated = state.replicas > 1
         return state
 
-    async def has_any(self, first: int, last: int) -> bool:
-        """Whether the range has a message: former deletions left gaps, also at the end of the log."""
-        first = max(first, (await self._stream.state()).first_sequence)
-        if first > last:
-            return False
-        try:
+    async def is_gap(self, first: int, last: int) -> bool:
+        """Whether there is nothing to receive: former deletions left gaps, also at the end of the log."""
+        if (await self._stream.state()).first_sequence > first:
+            return False  # they were trimmed: the follower begins again
+        with contextlib.suppress(errors.NotFound, errors.Dropped):  # removed during the read
             async for _ in self._stream.read(first, last, gaps=True):
-                return True
-        except errors.NotFound:  # the oldest one was removed during the read
+                return False
             return True
         return False
 

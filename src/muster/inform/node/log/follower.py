@@ -22,7 +22,6 @@ class LogFollower:
         self._log = shared.log
         self._log.apply_own = self._apply_own
         self._view_writer = writer
-        self._first = 1  # the first sequence whose records are applied
         self.malformed = 0
 
     async def catch_up(self) -> None:
@@ -55,32 +54,31 @@ class LogFollower:
                 await asyncio.sleep(RETRY_S)
 
     async def _start(self) -> int:
-        """The sequence to continue with. What decides whether its records count is read before.
-
-        What comes first in a log that was trimmed decides only that: all that exists was written later.
-        """
+        """The sequence to continue with. What decides whether its records count is read before."""
         log = self._log
-        stored = await log.state()
+        if log.order.is_begun:
+            return log.applied + 1
+        first = (await log.state()).first_sequence
         if not log.applied:
-            is_whole = stored.first_sequence <= 1
-            self._state.remembers_from_s = -float("inf") if is_whole else self._state.now_s()
-            self._first = stored.first_sequence
-            if stored.messages and stored.first_sequence > 1:
-                async for message in log.read(stored.first_sequence, stored.last_sequence):
-                    if protocol.node_of(message.subject) is not None:
-                        self._first += page_order.WINDOW
-                    break
-            return stored.first_sequence
-        if log.order.is_empty:
-            first = max(stored.first_sequence, log.applied - page_order.WINDOW)
-            if first <= log.applied:
-                async for message in log.read(first, log.applied):
-                    with contextlib.suppress(errors.InvalidInput):
-                        page = context_log.decode_page(message)
-                        node = protocol.node_of(message.subject)
-                        for entry, counts in log.add(message.sequence, node, page):
-                            if counts:
-                                self._state.remember_request(entry)
+            self._state.remembers_from_s = -float("inf") if first <= 1 else self._state.now_s()
+            log.order.begin(first - 1)
+            log.advance(first - 1)
+            return first
+        if not page_order.is_continued(first, log.applied):
+            raise errors.Dropped("pages that decide about later ones were trimmed", first=1, last=first - 1)
+        first = max(1, log.applied - page_order.WINDOW)
+        log.order.begin(first - 1)
+        try:
+            async for message in log.read(first, log.applied):
+                with contextlib.suppress(errors.InvalidInput):
+                    page = context_log.decode_page(message)
+                    node = protocol.node_of(message.subject)
+                    for entry, counts in log.add(message.sequence, node, page):
+                        if counts:
+                            self._state.remember_request(entry)
+        except BaseException:
+            log.order.clear()
+            raise
         return log.applied + 1
 
     async def _apply_all(self, following: api.OrderedConsumer) -> None:
@@ -128,16 +126,15 @@ class LogFollower:
         if page.fence and node is not None:
             shared.fence(node, page.fence, sequence)
         acknowledgements: list[tuple[str, bytes]] = []
-        if sequence >= self._first:
-            for entry, counts in entries:
-                if not counts:
-                    continue
-                shared.apply(entry, stored_at_ns, just_stamped=sent is not None)
-                record = entry.record
-                if record.acknowledge and shared.name in record.holders[1:]:
-                    applied = protocol.ReplicaApplied(shared.name, record.key, record.stamp)
-                    subject = protocol.to_node(record.holders[0], "applied")
-                    acknowledgements.append((subject, protocol.encode(applied)))
+        for entry, counts in entries:
+            if not counts:
+                continue
+            shared.apply(entry, stored_at_ns, just_stamped=sent is not None)
+            record = entry.record
+            if record.acknowledge and shared.name in record.holders[1:]:
+                applied = protocol.ReplicaApplied(shared.name, record.key, record.stamp)
+                subject = protocol.to_node(record.holders[0], "applied")
+                acknowledgements.append((subject, protocol.encode(applied)))
         log.advance(sequence)
         shared.received(entries, size)
         if sent is not None:

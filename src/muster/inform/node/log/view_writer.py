@@ -7,7 +7,7 @@ import contextlib
 
 from muster.core import errors
 from muster.inform.node import state
-from muster.inform.node.log import context_log, unsaved
+from muster.inform.node.log import context_log, page_order, unsaved
 from muster.inform.node.log import view as log_view
 
 SAVE_EVERY_S = 0.5  # few large commits: each syncs the disk, as the log does
@@ -34,7 +34,9 @@ class ViewWriter:
         try:
             facts = await view.facts()
             if facts.position and not (
-                facts.log == self._log and log.first_sequence - 1 <= facts.position <= log.last_sequence
+                facts.log == self._log
+                and page_order.is_continued(log.first_sequence, facts.position)
+                and facts.position <= log.last_sequence
             ):
                 state.events.warning("view-outdated", node=shared.name, position=facts.position)
                 await self.restart()

@@ -34,7 +34,7 @@ class Replica(msgspec.Struct, gc=False):
     stamped_by: str
     holders: tuple[str, ...]
     attributes: bytes
-    expires_at_ns: int  # deleted: when its tombstone ends, if that is not due to its stamp
+    expires_at_ns: int  # deleted: when its tombstone ends
     writer: str
     request: str
     deleted: bool

@@ -1,0 +1,296 @@
+"""Pages that arrive late, of another process, or of a trimmed log; and reads by lease meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from muster.bus import api
+from muster.core import errors
+from muster.inform import protocol
+from muster.inform import settings as settings_
+from muster.inform.node import node as node_node
+from muster.inform.node import primary
+from muster.inform.node.log import page_order
+from muster.testing.eventually import eventually
+from tests.inform import test_former_records
+
+pytestmark = pytest.mark.virtual_time
+
+SETTINGS = msgspec.structs.replace(settings_.DEFAULT, timeout_s=1.0, replicas=2)
+ALONE = msgspec.structs.replace(SETTINGS, replicas=1)
+LEASE = msgspec.structs.replace(SETTINGS, reads_by_lease=True)
+Start = Callable[..., Awaitable[node_node.InformationNode]]
+
+
+@pytest.fixture
+async def start(simulated_network) -> AsyncIterator[Start]:
+    net, nodes = simulated_network, list[node_node.InformationNode]()
+
+    async def started(name: str, settings: Any = SETTINGS, **more: Any) -> node_node.InformationNode:
+        nodes.append(
+            await node_node.start(await net.connect(name), settings=settings, now_ns=net.now_ns, **more)
+        )
+        for node in nodes:
+            await node.maintenance.discover()
+        await asyncio.sleep(0.1)
+        return nodes[-1]
+
+    yield started
+    for node in nodes:
+        await node.close()
+
+
+def put(key: str = "k", value: bytes = b"v", **more: Any) -> protocol.PutContext:
+    return protocol.PutContext(key, value, **more)
+
+
+def get(key: str = "k") -> protocol.GetContext:
+    return protocol.GetContext(key, 0.0)
+
+
+def record(key: str, value: bytes | None, holder: str = "p", **more: Any) -> protocol.ContextRecord:
+    return protocol.ContextRecord(key, (holder,), 1 << 16, holder, value, **more)
+
+
+# Trimmed logs.
+
+
+async def test_pages_after_former_records_that_are_all_gone_count(start: Start, simulated_network):
+    operator = await simulated_network.connect("operator")
+    stream = await test_former_records.fill(operator)
+    await stream.purge()
+    n1 = await start("p")
+    await n1.writer.write(put(), "ann")
+    n2 = await start("q")
+    assert (await n2.reader.get(get(), "ann")).value == b"v"
+
+
+def test_a_page_is_ignored_if_what_decides_about_it_is_trimmed():
+    """Its context was deleted in what is trimmed, so the page is void for nodes that read all."""
+    pages = {
+        10: protocol.ContextLogPage(9, [record("k", b"1")]),
+        11: protocol.ContextLogPage(10, [record("k", None, reason="delete")]),
+        12: protocol.ContextLogPage(10, [record("k", b"stale")]),
+        13: protocol.ContextLogPage(10, [record("other", b"1")]),
+        14: protocol.ContextLogPage(12, [record("other", b"2")]),
+        15: protocol.ContextLogPage(14, [record("other", b"3")]),
+    }
+
+    def counted(first: int) -> dict[int, list[bool]]:
+        order = page_order.PageOrder()
+        order.begin(first - 1)
+        return {sequence: order.add(sequence, page) for sequence, page in pages.items() if sequence >= first}
+
+    assert counted(10) == {10: [True], 11: [True], 12: [False], 13: [True], 14: [False], 15: [True]}
+    assert counted(12) == {12: [False], 13: [False], 14: [False], 15: [True]}
+
+
+async def test_a_node_that_lost_the_log_while_it_began_decides_like_the_others(start: Start, monkeypatch):
+    p, q = await start("p"), await start("q")
+    for number in range(8):
+        await p.writer.write(put(f"k{number}"), "ann")
+    await q.state.refresh(1.0)
+    read, attempts = q.state.log.read, list[int]()
+
+    async def interrupted(first: int, last: int) -> AsyncIterator[api.StoredMessage]:
+        attempts.append(first)
+        async for message in read(first, last):
+            if len(attempts) == 1 and message.sequence > 2:
+                raise errors.Unavailable("no leader")
+            yield message
+
+    monkeypatch.setattr(q.state.log, "read", interrupted)
+    q.state.log.order.clear()
+    with pytest.raises(errors.Unavailable):
+        await q.follower._start()
+    await q.follower._start()
+    assert len(attempts) == 2
+    assert q.state.log.order.changed_at(record("k7", b"")) == p.state.log.order.changed_at(record("k7", b""))
+
+
+async def test_a_node_that_is_behind_a_trimmed_log_is_not_up_to_date(start: Start, simulated_network):
+    p, q = await start("p"), await start("q")
+    for number in range(5):
+        await p.writer.write(put(value=b"%d" % number), "ann")
+    await q.state.refresh(1.0)
+    for loop in q._loops:
+        loop.cancel()  # q no longer receives the log
+    await asyncio.sleep(0)
+    for _ in range(3):
+        await p.writer.write(protocol.DeleteContext("k") if "k" in p.state.replicas.index else put(), "ann")
+        await p.writer.write(put(), "ann")
+    await p.state.log.purge(p.state.log.applied + 1)
+    with pytest.raises(errors.Unavailable):
+        await q.state.refresh(1.0)
+
+
+async def test_a_deletion_that_is_copied_ends_when_it_would_have_ended(start: Start):
+    node = await start("p", msgspec.structs.replace(ALONE, tombstone_s=100.0))
+    await node.writer.write(put(), "ann")
+    await node.writer.write(protocol.DeleteContext("k"), "ann")
+    for _ in range(6):
+        await asyncio.sleep(15.0)
+        entry = await node.state.current("k")
+        assert entry is not None
+        await node.state.log.append(primary.placed(entry, entry.record.holders), node.state.log.applied)
+    await asyncio.sleep(15.0)
+    assert await node.state.current("k") is None
+
+
+# Fences.
+
+
+async def test_a_copy_from_before_a_fence_does_not_bring_the_fenced_primary_back(start: Start):
+    p, q = await start("p"), await start("q")
+    await p.writer.write(put(), "ann")
+    await q.state.refresh(1.0)
+    entry, since = await q.state.current("k"), q.state.log.applied
+    assert entry is not None
+    copy = primary.placed(entry, entry.record.holders)
+    await q.writer.fence("p")
+    with pytest.raises(errors.Conflict):
+        await q.state.log.append(copy, since)
+    order = page_order.PageOrder()
+    fence = protocol.ContextLogPage(1, fence=[protocol.FenceCandidate("q", 0.0, 0.0, "z")])
+    assert order.add(2, fence, "p") == []
+    assert order.add(3, protocol.ContextLogPage(1, [copy])) == [False], (
+        "written by a node that had no fence yet"
+    )
+    assert order.add(4, protocol.ContextLogPage(2, [copy])) == [False], "the first copy is a change"
+    assert order.add(5, protocol.ContextLogPage(4, [copy])) == [True]
+
+
+async def test_a_fence_that_comes_first_fails_no_linearizable_read_or_refusal(start: Start, monkeypatch):
+    p, q = await start("p", replicas=3), await start("q", replicas=3)
+    await q.writer.write(put(), "ann")
+    await p.state.refresh(1.0)
+    publish = p.state.log._stream.publish
+    fenced: list[int] = []
+
+    async def second(*rest: Any, **options: Any) -> int:
+        if not fenced:
+            live = [protocol.FenceCandidate("q", 0.0, 0.0, "z")]
+            while not await q.state.log.fence("p", live):
+                continue
+            fenced.append(1)
+        return await publish(*rest, **options)
+
+    monkeypatch.setattr(p.state.log._stream, "publish", second)
+    assert (await p.reader.get(get(), "ann")).value == b"v"
+    assert fenced.pop()
+    with pytest.raises(errors.Conflict, match="has the version 0, not 7"):
+        await p.writer.write(put("new", expected_version=7), "ann")
+    assert fenced
+
+
+async def test_a_lease_that_is_over_ends_also_if_no_holder_is_left_of_its_context(start: Start):
+    """A fence has made a node without a replica the primary; until it adopts the context, it decides."""
+    p, q = await start("p", ALONE), await start("q", ALONE)
+    q._loops[-3].cancel()  # ends what is due
+    await p.writer.write(put(lease_s=1.0), "ann")
+    await q.state.refresh(1.0)
+    p._loops[-3].cancel()
+    await asyncio.sleep(1.5)
+    assert await q.state.log.fence("p", [protocol.FenceCandidate("q", 0.0, 0.0, "z")])
+    for node in (q, p):
+        with pytest.raises(errors.NotFound):
+            await node.reader._confirmed(get())
+    with pytest.raises(protocol.PrimaryMoved):
+        await p.primary.end_lease("k")
+
+
+# Processes, and pages whose fate is not known.
+
+
+async def test_two_pages_without_records_are_told_apart(start: Start, simulated_network, monkeypatch):
+    """The first is stored, and its acknowledgement is lost: it does not confirm what is asked after it."""
+    net = simulated_network
+    p, q = await start("p"), await start("q")
+    await q.writer.write(put("x", b"1"), "ann")
+    await p.state.refresh(1.0)
+    p._loops[1].cancel()  # it receives nothing for a while
+    publish = p.state.log._stream.publish
+
+    async def lost(*rest: Any, **options: Any) -> int:
+        await publish(*rest, **options)
+        raise errors.TimedOut("no acknowledgement")
+
+    monkeypatch.setattr(p.state.log._stream, "publish", lost)
+    with pytest.raises(errors.TimedOut):
+        await p.state.log.confirm()
+    log = net.logs[protocol.STREAM]
+    late = log.messages[log.last]
+    await q.writer.write(put("x", b"2"), "ann")
+
+    async def never(*_: Any, **__: Any) -> int:
+        return await asyncio.Future()
+
+    monkeypatch.setattr(p.state.log._stream, "publish", never)
+    confirming = asyncio.create_task(p.state.log.confirm())
+    await asyncio.sleep(0.1)
+    p.follower.apply(late)
+    await asyncio.sleep(0.1)
+    assert not confirming.done()
+    confirming.cancel()
+
+
+async def test_of_two_processes_of_one_node_the_first_appends_nothing_after_the_second(start: Start):
+    first = await start("p")
+    await first.writer.write(put(value=b"1"), "ann")
+    second = await start("p")
+    await first.writer.write(put(value=b"2"), "ann")
+    assert first.failure() is None, "the second has not appended yet"
+    await second.writer.write(put(value=b"3"), "ann")
+    await first.state.refresh(1.0)
+    for act in (first.writer.write(put(value=b"4"), "ann"), first.state.log.confirm()):
+        with pytest.raises(errors.Unavailable, match="another process"):
+            await act
+    assert "another process runs" in (first.failure() or "")
+    assert (await second.reader.get(get(), "ann")).value == b"3"
+    assert second.failure() is None
+
+
+async def test_a_node_that_closes_ends_the_page_under_way(start: Start, simulated_network):
+    node = await start("p")
+    simulated_network.cut("p")
+    waiting = node.state.log.append(record("k", b"v"), node.state.log.applied)
+    await asyncio.sleep(0.01)
+    await node.state.log.close()
+    with pytest.raises(errors.TimedOut, match="closing"):
+        await waiting
+
+
+@pytest.mark.parametrize("is_given_up", [False, True])
+async def test_a_read_by_lease_is_not_older_than_what_others_have_read(
+    start: Start, simulated_network, monkeypatch, is_given_up: bool
+):
+    """The page is stored, and its node does not know it yet; or has given up its acknowledgement."""
+    p, q = await start("p", LEASE), await start("q", LEASE)
+    await p.writer.write(put(value=b"1"), "ann")
+    await p.writer.write(put("other"), "ann")
+    p._loops[1].cancel()  # it receives no pages for a while
+    publish, given_up = p.state.log._stream.publish, asyncio.Event()
+
+    async def late(*rest: Any, **options: Any) -> int:
+        await publish(*rest, **options)
+        await given_up.wait()
+        raise errors.TimedOut("no acknowledgement")
+
+    monkeypatch.setattr(p.state.log._stream, "publish", late)
+    _, stored = p.writer.begin(put(value=b"2"), "ann") or pytest.fail("it is not the primary")
+    if is_given_up:
+        given_up.set()
+        with pytest.raises(errors.TimedOut):
+            await stored
+    else:
+        await eventually(lambda: simulated_network.logs[protocol.STREAM].last == q.state.log.applied == 3)
+        stored.cancel()  # its caller is gone; the page is under way
+        assert p.reader.local("other", 0.0) is not None
+    assert (await q.reader.get(get(), "ann")).value == b"2"
+    assert p.reader.local("k").value == b"1"  # type: ignore[union-attr]
+    assert p.reader.local("k", 0.0) is None

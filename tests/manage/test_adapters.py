@@ -305,6 +305,10 @@ class TestHttp(contract.AdapterContract):
     async def mend(self, host):
         self.state["up"] = True
 
+    async def test_a_service_that_is_gone_can_be_deleted(self, host, config):
+        await self.do(host, "create", config={**config, "stop": {"url": "http://127.0.0.1:1/stop"}})
+        assert (await self.do(host, "delete")).outcome is messages.DecisionOutcome.DONE
+
     async def test_an_answer_of_before_a_later_look_is_not_shown(self, host, config, monkeypatch):
         await self.do(host, "create", config={**config, "every_s": 0.01})
         adapter, problem = host.hosted["thing"].adapter, http_service._problem

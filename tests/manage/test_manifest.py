@@ -191,6 +191,9 @@ def test_a_job_is_restarted_only_on_demand(restart, policy):
     assert manifest.specification(entry, "b", lambda name: [name]).restart.policy == policy
 
 
+NUMBER = "a number without quotes and without a unit: the name of the field has the unit"
+
+
 @pytest.mark.parametrize(
     ("field", "value", "hint"),
     [
@@ -206,6 +209,9 @@ def test_a_job_is_restarted_only_on_demand(restart, policy):
         ("schedule", "{cron: '* * * * *', missed: lst}", "did you mean 'last'?"),
         ("schedule", "{cron: '* * * * *', time_zone: Europe/Berln}", "did you mean 'Europe/Berlin'?"),
         ("schedule", "{cron: '99 * * * *'}", "it is 0 to 59"),
+        ("config", "{command: [x], stop_s: 5s}", NUMBER),
+        ("config", "{command: [x], cgroup: {memory_bytes: 10MB}}", NUMBER),
+        ("config", "{command: [x, 80]}", 'a text: write it in quotes, such as "8080"'),
     ],
 )
 def test_an_error_says_what_would_be_right(field, value, hint):

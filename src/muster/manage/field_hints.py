@@ -12,6 +12,8 @@ from msgspec import inspect
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`")
 _WRONG = re.compile(r"Invalid enum value (?:'([^']*)')?")
+_NUMBER = re.compile(r"Expected `(?:int|float)\b[^`]*`, got `str`")
+_TEXT = re.compile(r"Expected `str\b[^`]*`, got `(?:int|float|bool)`")
 NAMED_MAX = 20
 
 
@@ -27,12 +29,17 @@ def split(message: str) -> tuple[str, list[str | int]]:
 
 
 def hint(kind: Any, message: str) -> str | None:
-    """For an error of msgspec about a value of this type: the nearest name, or all that there are."""
+    """For an error of msgspec about a value of this type: the nearest name, or all that there are; or how
+    such a value is written."""
     problem, path = split(message)
     if unknown := _UNKNOWN.search(problem):
         return nearest(unknown[1], _names(_types(kind, path[:-1])))
     if wrong := _WRONG.search(problem):
         return nearest(wrong[1] or "", _values(_types(kind, path)))
+    if _NUMBER.match(problem):
+        return "a number without quotes and without a unit: the name of the field has the unit"
+    if _TEXT.match(problem):
+        return 'a text: write it in quotes, such as "8080"'
     return None
 
 

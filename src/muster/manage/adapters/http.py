@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -67,7 +68,8 @@ class HttpAdapter(base.Adapter):
 
     async def delete(self) -> None:
         if self._config is not None and self._config.stop is not None:
-            await self.do_stop()
+            with contextlib.suppress(errors.Unavailable):  # a service that is gone cannot be asked
+                await self.do_stop()
         await self.close()
         self._config = None
 

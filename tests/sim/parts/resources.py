@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import pathlib
 import random
 
 import msgspec
@@ -202,6 +203,9 @@ class RecordedAgent(agent.Agent):
     """An agent whose operations are part of the history."""
 
     history: history.History
+
+    async def _acquire(self, folder: pathlib.Path) -> None:
+        """The kernel releases the lock of a process that is killed; a simulated one keeps its files open."""
 
     async def _run_operation(
         self, hosted: resource_host.HostedResource, operation: protocol.Operation

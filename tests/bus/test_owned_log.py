@@ -481,3 +481,35 @@ async def test_a_refusal_after_the_page_was_trimmed_is_in_doubt(
     monkeypatch.setattr(type(stream), "publish", overtaken)
     with pytest.raises(errors.TimedOut, match="may have been stored"):
         await log.append([(b"a", b"1")])
+
+
+@pytest.mark.parametrize("lost", ["page", "body"])
+async def test_a_lost_part_is_reported(opened: Open, stream: api.Stream, lost: str):
+    """A broker treats a damaged message as missing: reading again would not find it either."""
+    log, _ = await opened(1)
+    await log.append([(b"a", b"1")])
+    await log.append([(b"b", b"x" * (pages.PAGE_BYTES + 1))])
+    await log.append([(b"c", b"1")])
+    await log.stop()
+    stored = [message.sequence async for message in stream.read(1, subject=f"{NAME}.{lost}")]
+    await stream.delete(stored[1])
+    with pytest.raises(owned_log.LogDamaged, match="lost"):
+        await asyncio.wait_for(opened(), 5)
+
+
+async def test_bodies_of_refused_appends_do_not_fill_the_stream(connect: fixtures.Connect):
+    bus = await connect("a")
+    settings = api.StreamSettings(
+        "logs", ("log.>",), max_bytes=3 << 20, max_age_s=0, on_full=api.FullPolicy.REFUSE
+    )
+    stream = await bus.stream(settings)
+    log = owned_log.OwnedLog(stream, NAME, journal.KeyedState())
+    await log.start()
+    await log.own(1)
+    await log.append([(b"first", b"x" * (pages.PAGE_BYTES + 1))])  # its body is before the others
+    for _ in range(3):
+        with pytest.raises(errors.LimitExceeded):
+            await log.append([(b"large", b"x" * (4 << 20))])
+    assert (await stream.state()).bytes < 2 * pages.PAGE_BYTES
+    await log.append([(b"large", b"x" * (1 << 20))])
+    await log.stop()

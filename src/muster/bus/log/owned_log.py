@@ -21,6 +21,7 @@ clocks. All that wait share an empty page.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -46,6 +47,12 @@ class NotOwner(errors.Unavailable):
     """This process does not own the log, or not any more: ask the owner."""
 
     code = "not-owner"
+
+
+class LogDamaged(errors.MusterError):
+    """A part of the log that was acknowledged is lost."""
+
+    code = "log-damaged"
 
 
 class OwnedLog:
@@ -194,16 +201,29 @@ class OwnedLog:
         if page is None:
             return True
         if not self._journal.follows(page):
+            await self._check_trimmed(self._journal.last, f"page {page.previous}")
             events.info("log-read-again", log=self._pages_subject, at=message.sequence)
             self._journal.restart()
             return False
         try:
             body = await self._body(page)
-        except errors.NotFound:  # trimmed meanwhile
+        except errors.NotFound:
+            await self._check_trimmed(message.sequence, f"the body of page {message.sequence}")
             self._journal.restart()
             return False
         self._apply_page(message.sequence, message.data, page, body)
         return True
+
+    async def _check_trimmed(self, before: int, missing: str) -> None:
+        """The oldest are removed first: what is missing behind a page that is still stored was lost."""
+        try:
+            await self._stream.get(before)
+        except errors.NotFound:
+            return
+        raise LogDamaged(
+            f"{missing} of {self._pages_subject} is lost",
+            hint="`muster doctor` shows whether another replica has it; else restore a backup",
+        )
 
     def _page_in(self, message: api.StoredMessage) -> pages.OwnedPage | None:
         """The page; a message that is none is skipped. `errors.InvalidInput`: a damaged one."""
@@ -386,6 +406,8 @@ class OwnedLog:
                 taken += [(transaction, 0) for transaction in self._waiting]
                 self._waiting.clear()
                 self._waiting_bytes = 0
+            for transaction, _ in taken:
+                await self._remove_body(transaction)
             self._settle(taken, error)
             if self._trimmed:
                 await self._purge()
@@ -407,6 +429,12 @@ class OwnedLog:
                 self._body_subject, part, message_id=secrets.token_hex(16), timeout_s=TIMEOUT_S
             )
             transaction.body.append(int(sequence))
+
+    async def _remove_body(self, transaction: journal_.LogTransaction) -> None:
+        """It was refused, and the stream may be full: its body must not take room until the next purge."""
+        with contextlib.suppress(errors.Unavailable, errors.NotFound):
+            for sequence in transaction.body:
+                await self._stream.delete(sequence)
 
     def _settle(
         self, taken: Sequence[tuple[journal_.LogTransaction, int]], error: errors.MusterError

@@ -11,7 +11,7 @@ from muster.pipeline import protocol
 from muster.pipeline.alerts import rules
 from muster.pipeline.fleet import blocks, removal, state
 from muster.pipeline.source import shard_keys
-from muster.web.data import latest_reports
+from muster.web.data.measurements import latest_reports
 from tests.pipeline import traffic
 
 T0 = 1_700_000_000_000

@@ -30,20 +30,9 @@ from muster.trust.permissions import roles
 from muster.web import actions, guard, problems, request_state
 from muster.web.auth import sessions, signed_text
 from muster.web.components import charts, html, page, plots, templates, widgets
-from muster.web.data import (
-    alert_spans,
-    bus_feed,
-    cache,
-    find,
-    fleet_map,
-    history_reader,
-    latest_reports,
-    read_model,
-    recent,
-    recent_reports,
-    topology,
-)
-from muster.web.data import charts as charts_data
+from muster.web.data import bus_feed, cache, find, history_reader, read_model, recent, topology
+from muster.web.data.measurements import alert_spans, fleet_map, latest_reports, recent_reports
+from muster.web.data.measurements import charts as charts_data
 from muster.web.pages import alerts as alerts_page
 from muster.web.pages import contexts, forms, overview, pipeline, routes
 from muster.web.pages import topology as topology_page

@@ -16,7 +16,8 @@ from muster.monitor import live_view
 from muster.testing.eventually import eventually
 from muster.trust.permissions import roles
 from muster.web.auth import sessions
-from muster.web.data import connections, history_reader, latest_reports, read_model, rows, turns
+from muster.web.data import connections, history_reader, read_model, rows, turns
+from muster.web.data.measurements import latest_reports
 from muster.web.rest import event_stream
 from muster.web.rest import reports as reports_rest
 from tests.web.test_identity import NoDomain

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from muster.core import units
 from muster.web.components import html, page, templates
-from muster.web.data import charts
+from muster.web.data.measurements import charts
 
 TABLE_POINTS = 60
 REFRESH_S = 10.0  # of which charts there are; scripts keep their data current

@@ -23,7 +23,8 @@ from muster.manage import protocol as manage_protocol
 from muster.monitor import client as monitor_client
 from muster.pipeline import protocol as pipeline_protocol
 from muster.supervision import tasks
-from muster.web.data import cache, connections, latest_reports, recent, samples
+from muster.web.data import cache, connections, recent
+from muster.web.data.measurements import latest_reports, samples
 
 T = TypeVar("T")
 

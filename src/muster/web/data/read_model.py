@@ -28,21 +28,18 @@ from muster.pipeline import client as pipeline_client
 from muster.pipeline import operations as pipeline_operations
 from muster.web.auth import sessions
 from muster.web.data import (
-    alert_spans,
     bus_feed,
-    chart_queries,
     connections,
     context_queries,
     dispatcher_calls,
     find,
-    fleet_map,
     history_reader,
-    latest_reports,
     sql_runner,
     topology,
     turns,
 )
 from muster.web.data import rows as rows_
+from muster.web.data.measurements import alert_spans, chart_queries, fleet_map, latest_reports
 
 READ_S = bus_feed.READ_S
 ALERT_CHANGES = 2000

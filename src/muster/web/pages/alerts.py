@@ -11,7 +11,7 @@ from muster.core import messages
 from muster.pipeline import operations
 from muster.web.components import charts, page, records, templates, widgets
 from muster.web.components.html import Child, Markup, join, tag
-from muster.web.data import alert_spans
+from muster.web.data.measurements import alert_spans
 
 PAGES = {"node": "/machine", "group": "/group", "zone": "/zone"}
 OPEN = (messages.AlertState.FIRING, messages.AlertState.SILENCED)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from muster.core.reports import columns
 from muster.web.components import charts, page, plots, records, templates, widgets
 from muster.web.components.html import Child, Markup, join, tag
-from muster.web.data import latest_reports
+from muster.web.data.measurements import latest_reports
 
 STATES = ("", "up", "late", "stale", "unknown", "down", "failed", "draining", "starting")
 SHOWN = 50

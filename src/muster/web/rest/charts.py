@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 from fastapi import Query
 
 from muster.web import request_state
-from muster.web.data import alert_spans, charts, find, fleet_map, topology
+from muster.web.data import find, topology
+from muster.web.data.measurements import alert_spans, charts, fleet_map
 from muster.web.rest import route
 
 router = route.RouteTable("reports")

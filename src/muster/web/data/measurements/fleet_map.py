@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from muster.core.reports import columns
-from muster.web.data import charts, recent_reports
+from muster.web.data.measurements import charts, recent_reports
 
 NO_VALUE = 255
 STEPS = 254  # of the colour scale

@@ -24,8 +24,8 @@ import pyarrow.compute as pc
 from muster.core import errors, messages
 from muster.core.reports import columns as reports_columns
 from muster.monitor import live_view
-from muster.web.data import fleet_map, recent_reports
 from muster.web.data import rows as rows_
+from muster.web.data.measurements import fleet_map, recent_reports
 
 ROWS_MAX = 500_000
 PENDING_MIN, PENDING_MAX = 10_000, 200_000

@@ -12,8 +12,9 @@ from muster.core import clock, errors
 from muster.core.reports import columns
 from muster.manage import operations
 from muster.web.auth import sessions
-from muster.web.data import alert_spans, charts, dispatcher_calls, latest_reports
-from muster.web.data.charts import Row
+from muster.web.data import dispatcher_calls
+from muster.web.data.measurements import alert_spans, charts, latest_reports
+from muster.web.data.measurements.charts import Row
 
 if TYPE_CHECKING:
     from muster.web.data import read_model

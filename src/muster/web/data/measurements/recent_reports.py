@@ -15,8 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from muster.core.reports import columns
-from muster.web.data.charts import Row
+from muster.core.reports import columns as reports_columns
+from muster.web.data.measurements.charts import Row
 
 BYTES_MAX = 64 << 20
 MERGED = 256  # batches that become one: a small batch costs more than its rows

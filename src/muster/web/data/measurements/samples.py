@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 
-from muster.web.data.charts import Row
+from muster.web.data.measurements.charts import Row
 
 KEPT = 360
 NAMES_MAX = 300  # of each kind; of further ones nothing is kept

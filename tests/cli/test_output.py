@@ -18,7 +18,7 @@ from muster.cli import command, main, output
 from muster.core.formats import cell_texts
 from muster.trust.permissions import roles
 from muster.web import server
-from muster.web.components import widgets
+from muster.web.components import texts
 from tests.cli import driver
 
 ROWS: list[dict[str, Any]] = [
@@ -113,12 +113,12 @@ def test_a_hostile_error_cannot_take_over_the_terminal(capsys, monkeypatch):
     [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (6_312_000_000, "6.3 GB"), (3 << 50, "3,377.7 TB")],
 )
 def test_the_command_line_and_the_dashboard_show_the_same_sizes(count, shown):
-    assert cell_texts.cell("used_bytes", count) == widgets.size(count) == shown
+    assert cell_texts.cell("used_bytes", count) == texts.size(count) == shown
 
 
 @pytest.mark.parametrize(("share", "shown"), [(0, "0.0 %"), (10.93, "10.9 %"), (100, "100.0 %")])
 def test_the_command_line_and_the_dashboard_show_the_same_shares(share, shown):
-    assert cell_texts.cell("cpu_percent", share) == widgets.percent(share) == shown
+    assert cell_texts.cell("cpu_percent", share) == texts.percent(share) == shown
 
 
 def test_only_the_server_formats_figures_of_the_dashboard():

@@ -32,6 +32,7 @@ PAGES = {
     "/playground?address=load+%3E+0.5&type=alert&content=level%3D4&policy=alert": "Notification",
     "/contexts": "Contexts",
     "/contexts/details?key=kept%2Fone": "Context kept/one",
+    "/events": "Events",
     "/queues": "Queues",
     "/queue?name=kept": "Queue kept",
     "/topology": "Topology",
@@ -293,7 +294,7 @@ async def test_without_script_charts_are_tables(furnished, visit):
     here = await visit("vera", java_script_enabled=False)
     await here.page.goto(f"{here.running.url}/machine?name=sensor&last=5m")
     await here.page.wait_for_url("**tables=1**")
-    assert "CPU percent" in await here.page.inner_text("main")
+    assert "CPU" in await here.page.inner_text("main")
     assert await here.page.locator("#plot-machine tbody tr").count() > 5
 
 

@@ -17,11 +17,11 @@ import pytest
 from muster.bus.brokers import control
 from muster.core import errors, messages
 from muster.core.reports import columns
-from muster.inform import protocol as inform_protocol
 from muster.manage import client as manage_client
 from muster.manage import rows as manage_rows
 from muster.monitor import client as monitor_client
 from muster.monitor import protocol as monitor_protocol
+from muster.notify import protocol as notify_protocol
 from muster.notify import rows as notify_rows
 from muster.pipeline.fleet import rollups
 from muster.pipeline.history import search
@@ -29,13 +29,13 @@ from muster.simulate import fleet
 from muster.trust.permissions import roles
 from muster.web import actions, guard, problems, request_state
 from muster.web.auth import sessions, signed_text
-from muster.web.components import charts, html, page, plots, templates, widgets
-from muster.web.data import bus_feed, cache, find, history_reader, read_model, recent, topology
+from muster.web.components import drawings, page, plots, templates, texts
+from muster.web.data import bus_feed, cache, event_log, find, history_reader, read_model, recent, topology
 from muster.web.data.measurements import alert_spans, fleet_map, latest_reports, recent_reports
 from muster.web.data.measurements import charts as charts_data
 from muster.web.pages import alerts as alerts_page
-from muster.web.pages import contexts, forms, overview, pipeline, routes
-from muster.web.pages import topology as topology_page
+from muster.web.pages import contexts, forms, history, routes, system
+from muster.web.pages import fleet as fleet_page
 from muster.web.rest import base, notifications
 from tests.pipeline import test_history, traffic
 
@@ -58,9 +58,9 @@ def session(**changes: object) -> sessions.LoginSession:
 
 
 def test_a_report_that_is_younger_than_the_worst_case_is_no_warning():
-    looks = [pipeline.compared_ages(*case)[1] for case in ((1.1, True), (1.83, False), (0.5, False))]
+    looks = [system.compared_ages(*case)[1] for case in ((1.1, True), (1.83, False), (0.5, False))]
     assert looks == ["good", "good", "warn"]
-    assert pipeline.compared_ages(None, None) == ("–", "")
+    assert system.compared_ages(None, None) == ("–", "")
 
 
 def test_a_session_comes_back_as_it_was_sealed():
@@ -421,23 +421,29 @@ NASTY = "<script>alert(1)</script>\"'&"
 
 
 def test_text_is_escaped_everywhere():
+    lanes = {NASTY: [(1.0, 1.5, "bad", NASTY)]}
+    agent = manage_rows.AgentRow(name=NASTY)
     made = [
-        html.tag("td", NASTY, title=NASTY, cls=NASTY),
-        widgets.badge(NASTY),
-        widgets.link(NASTY, "/node", name=NASTY),
-        widgets.table(["a"], [[NASTY]], label=NASTY),
-        widgets.field(NASTY, "x", NASTY, placeholder=NASTY, hint=NASTY),
-        widgets.field("x", "x", NASTY, rows=3),
-        widgets.field("x", "x", NASTY, options=[(NASTY, NASTY)]),
-        widgets.problem(NASTY, NASTY),
-        charts.shares({NASTY: 3}, label=NASTY),
-        templates.render(
+        templates.widget("badge", NASTY),
+        templates.widget("to", NASTY, "/node", name=NASTY),
+        templates.table([agent], ("name",), label=NASTY),
+        templates.widget("field", NASTY, "x", NASTY, placeholder=NASTY, hint=NASTY),
+        templates.widget("field", "x", "x", NASTY, rows=3, choices=(NASTY,)),
+        templates.widget("field", "x", "x", NASTY, options=[(NASTY, NASTY)]),
+        templates.widget("problem", NASTY, f"`{NASTY}`"),
+        templates.widget("empty", NASTY, NASTY),
+        templates.widget("trail", NASTY, "/", NASTY),
+        templates.widget("action", asked(), "x", NASTY, sure=NASTY, name=NASTY),
+        templates.widget("shares", {NASTY: 3}, NASTY),
+        templates.widget("timeline", drawings.timeline(lanes, from_s=0, to_s=2), NASTY),
+        templates.widget("tiles", [templates.Tile(NASTY, NASTY, NASTY, NASTY, f"/x?y={NASTY}")]),
+        templates.block(
             "chart.html",
+            "chart",
             plots=[(plots.Plot("machine", NASTY, NASTY, NASTY), None)],
             title=NASTY,
-            none=NASTY,
+            none_measured=NASTY,
         ),
-        charts.timeline({NASTY: [(1.0, 1.5, "bad", NASTY)]}, from_s=0, to_s=2, label=NASTY),
     ]
     for markup in made:
         assert "<script" not in markup
@@ -445,11 +451,26 @@ def test_text_is_escaped_everywhere():
         assert "&lt;script&gt;" in markup or "%3Cscript" in markup
 
 
-def test_children_and_attributes_take_what_they_should():
-    assert html.tag("p", None, 3, [html.Markup("<b>x</b>"), "<"]) == "<p>3<b>x</b>&lt;</p>"
-    assert html.tag("input", type="text", required=True, disabled=None, value=0) == (
-        '<input type="text" required value="0">'
-    )
+def asked(role: sessions.WebRole = sessions.WebRole.OPERATOR, **query: str) -> page.PageRequest:
+    call: Any = types.SimpleNamespace(person=session(role=role))
+    return page.PageRequest(call, "/rollouts", query, "t")
+
+
+def test_buttons_are_for_those_who_may_act():
+    button = templates.widget("action", asked(), "restart", "Restart", name="a", sure="Really?")
+    assert button.count("<input") == 3
+    assert 'data-sure="Really?"' in button
+    assert templates.widget("action", asked(sessions.WebRole.VIEWER), "restart", "Restart").strip() == ""
+
+
+def test_a_list_is_paged_with_its_filter():
+    shown = templates.widget("pages", asked(where="a < 1", after="k1"), "k2", 50, 3000)
+    assert "50 of 3,000 shown" in shown
+    assert re.findall('href="([^"]*)"', shown) == [
+        "/rollouts?where=a+%3C+1",
+        "/rollouts?where=a+%3C+1&amp;after=k2",
+    ]
+    assert templates.widget("pages", asked(), None, 0).strip() == ""
 
 
 def test_charts_have_one_axis_of_time_and_leave_gaps():
@@ -578,12 +599,59 @@ def test_the_changes_of_alerts_say_when_they_fired():
     ]
 
 
+def test_an_event_is_followed_from_its_alert_to_its_operations():
+    event = notify_protocol.AdmittedEvent(
+        id="alert-7-1000-0", type="command", sender="responder/responder", at_ms=1001, address="load > 1"
+    )
+    decided = [
+        notify_protocol.DecisionRecord(event=event, at_ms=1002, sequence=3, notifier="n-1", count=2),
+        notify_protocol.DecisionRecord(event=event, at_ms=1003, sequence=3, notifier="n-2", count=1),
+    ]
+    row = event_log.row(decided)
+    assert (row.alert, row.receivers, row.durable, row.at_ms) == (7, 3, True, 1001)
+
+    def done(id: str) -> messages.Decision:
+        details = {"id": f"responder/responder:{id}"}
+        return messages.Decision(
+            id="d", who="manager", what="exec", target="web-1", why="patch", at_ms=1010, details=details,
+            outcome=messages.DecisionOutcome.FAILED,
+        )  # fmt: skip
+
+    steps = event_log.event_steps(decided, [done(event.id), done("another")])
+    assert [(step.what, step.at_ms, step.outcome) for step in steps] == [
+        ("event", 1001, ""),
+        ("matched", 1002, ""),
+        ("matched", 1003, ""),
+        ("exec", 1010, "failed"),
+    ]
+    alert = event_log.alert_steps([(7, alert_change(1000, "firing"))])
+    assert event_log.in_order([*steps, *alert])[0].outcome == "firing"
+
+
+def test_the_rate_of_a_channel_counts_its_reports_and_not_the_machines_it_knows():
+    feed = bus_feed.BusFeed(None, domain="d")  # type: ignore[arg-type]
+    played = fleet.VirtualFleet(fleet.FleetPlan(machines=4, period_s=1.0))
+    batch = played.batch(played.slots[0], 0, 1_790_000_000_000)
+    data = columns.encode(batch, columns.BatchInfo(channel="c", machines=400))
+    for _ in range(2):
+        taken = feed.machines.take(data, at_s=1_790_000_001.0)
+        assert taken is not None
+        feed._count_arrival(*taken)
+    assert feed._arrived["c"]["reports"] == 2 * batch.num_rows
+
+
 def test_alerts_are_listed_by_rule_in_the_order_of_their_first():
     listed = [alert_change(1, "firing"), alert_change(2, "pending", "group:x")]
     (rule,) = alerts_page.by_rule(listed)
-    assert (rule.rule, rule.severity, rule.open, rule.words) == ("hot", "critical", 1, "2 alerts")
+    assert (rule.rule, rule.severity, rule.open, len(rule.rows)) == ("hot", "critical", 1, 2)
     quoted = msgspec.structs.replace(listed[0], rule="it's")
-    assert alerts_page.by_rule([quoted])[0].covers == "rule = 'it''s'"
+    values = {"hidden": 0, "judged": True, "filtered": False, "own": False}
+    drawn = templates.block(
+        alerts_page.TEMPLATE, "alerts", request=asked(), groups=alerts_page.by_rule([quoted]), **values
+    )
+    assert "rule = &#39;it&#39;&#39;s&#39;" in drawn
+    assert 'value="acknowledge"' not in drawn
+    assert ">Acknowledge<" in drawn
 
 
 def test_the_timeline_shows_silenced_and_acknowledged_times_in_their_colours():
@@ -591,12 +659,14 @@ def test_the_timeline_shows_silenced_and_acknowledged_times_in_their_colours():
     span = alert_spans.spans(
         [alert_change(begin_ms, "firing"), alert_change(begin_ms + 60_000, "acknowledged")]
     )
-    drawn = alerts_page.timeline(span, begin_ms / 1000 + 120)
+    now_s = begin_ms / 1000 + 120
+    placed = drawings.timeline(alerts_page.timeline(span, now_s), from_s=now_s - 3600, to_s=now_s)
+    drawn = templates.widget("timeline", placed, "Alerts")
     assert drawn.count('class="fill bad"') == drawn.count('class="fill busy"') == 1
     assert "hot of group:g: firing for 60 s" in drawn
-    assert "No alert fired" in alerts_page.timeline(span[:0], 1.0)
+    assert alerts_page.timeline(span[:0], 1.0) == {}
     ended = [msgspec.structs.replace(span[0], to_ms=begin_ms + 70_000)]
-    assert "No alert fired" in alerts_page.timeline(ended, begin_ms / 1000 + 4000)
+    assert alerts_page.timeline(ended, begin_ms / 1000 + 4000) == {}
 
 
 @pytest.mark.parametrize(
@@ -615,9 +685,8 @@ def test_a_rollout_has_the_buttons_of_its_state(state: str, buttons: list[str]):
         waves=3,
         groups=["web"],
     )
-    request = page.PageRequest(None, session(role=sessions.WebRole.OPERATOR), "/rollouts", {}, "t")  # type: ignore[arg-type]
-    drawn = templates.render(
-        "rollouts.html", request=request, rollouts=[row], active=manage_rows.ACTIVE_ROLLOUT
+    drawn = templates.block(
+        "resources.html", "rollouts", request=asked(), rollouts=[row], active=manage_rows.ACTIVE_ROLLOUT
     )
     assert re.findall(r"<button[^>]*>([^<]*)<", drawn) == buttons
     assert "Wave 1 of 3." in drawn
@@ -638,6 +707,10 @@ def test_the_topology_connects_channels_to_their_parents_and_the_rest_to_the_bus
         links=[link],
         producers=[producer, above],
         managers=[manage_rows.ManagerRow(name="m", expires_in_s=-1.0)],
+        components=[
+            control.ComponentRow(name="amqp", state="late"),
+            control.ComponentRow(name="web", state="up"),
+        ],
         machines=7,
     )
     assert [(part.id, part.state) for part in made.parts] == [
@@ -647,6 +720,7 @@ def test_the_topology_connects_channels_to_their_parents_and_the_rest_to_the_bus
         ("channel c2", "up"),
         ("machines", "up"),
         ("manager m", "late"),
+        ("gateway amqp", "late"),
     ]
     assert [(line.near, line.far, line.up) for line in made.links] == [
         ("broker b1", "domain elsewhere", False),
@@ -654,10 +728,11 @@ def test_the_topology_connects_channels_to_their_parents_and_the_rest_to_the_bus
         ("channel c2", "bus", True),
         ("machines", "channel c1", True),
         ("manager m", "bus", True),
+        ("gateway amqp", "bus", True),
     ]
-    drawn = topology_page.drawn(made)
-    assert drawn.count("<path") == 5
-    assert "6 parts of the domain, 5 up" in drawn
+    drawn = templates.block("system.html", "topology", drawn=drawings.topology_places(made))
+    assert drawn.count("<path") == 6
+    assert "7 parts of the domain, 5 up" in drawn
 
 
 @pytest.mark.parametrize(
@@ -782,22 +857,22 @@ def test_the_overview_names_alerts_that_are_silenced():
     silenced = alert(messages.AlertState.SILENCED, critical)
     firing = alert(messages.AlertState.FIRING, warning)
     quiet = "1 silenced or acknowledged, critical"
-    assert overview.alert_figures([silenced], judged=True) == (0, quiet, "warn")
-    assert overview.alert_figures([firing, silenced], judged=True) == (1, f"none critical; {quiet}", "warn")
+    assert fleet_page.alert_figures([silenced], judged=True) == (0, quiet, "warn")
+    assert fleet_page.alert_figures([firing, silenced], judged=True) == (1, f"none critical; {quiet}", "warn")
     many = [firing, alert(messages.AlertState.FIRING, critical)]
-    assert overview.alert_figures(many, judged=True) == (2, "1 critical", "bad")
-    assert overview.alert_figures([], judged=True) == (0, "no alerts", "good")
-    assert overview.alert_figures([], judged=False) == (0, "no rules are evaluated", "")
+    assert fleet_page.alert_figures(many, judged=True) == (2, "1 critical", "bad")
+    assert fleet_page.alert_figures([], judged=True) == (0, "no alerts", "good")
+    assert fleet_page.alert_figures([], judged=False) == (0, "no rules are evaluated", "")
 
 
 def test_the_overview_draws_what_only_this_fleet_reports():
-    rollup = columns.MetricRollup
-    standard = {"cpu_percent": rollup(count=2, sum=90.0, min=40.0, max=50.0)}
-    infected = {"infected": rollup(count=4, sum=1.0, min=0.0, max=1.0)}
-    systems = [(1.0, standard | infected), (2.0, standard)]
-    assert overview.watched_metrics(systems) == ["infected"]
-    assert overview.watched_metrics(systems[1:]) == ["cpu_percent"]
-    assert overview.watched_metrics([(1.0, dict.fromkeys("dcba", infected["infected"]))]) == ["a", "b", "c"]
+    def charted(*metrics: str) -> list[str]:
+        plotted = [plots.Plot("fleet", metric) for metric in metrics]
+        return [plot.metric for plot in fleet_page.own_metrics(plotted)]
+
+    assert charted("infected", "cpu_percent", "load_1m") == ["infected"]
+    assert charted("cpu_percent", "load_1m") == ["cpu_percent"]
+    assert charted(*"abcd", "cpu_percent") == ["a", "b", "c"]
 
 
 # The past
@@ -838,7 +913,7 @@ def test_rows_of_the_history_are_plain_values(tmp_path):
     """The page reads their times from text."""
     test_history.store(tmp_path, 0, [traffic.report("m", 1, test_history.T0, metrics={"own": 1.5})])
     ((row,), _) = history_reader.read_page(str(tmp_path), search.HistorySearch(), 5, "")
-    assert pipeline._ms(row["reported_at"]) == test_history.T0
+    assert history._ms(row["reported_at"]) == test_history.T0
     assert row["metrics"] == {"own": 1.5}
 
 
@@ -878,7 +953,7 @@ def test_the_history_is_paged_by_its_cursors(tmp_path):
 
 @pytest.mark.parametrize("at_ms", [(1 << 53) - 1, (1 << 63) - 1, -(1 << 63)])
 def test_a_time_that_no_calendar_has_is_shown_as_a_number(at_ms):
-    assert widgets.moment(at_ms) == f"<span>{at_ms} ms</span>"
+    assert templates.widget("moment", at_ms) == f"<span>{at_ms} ms</span>"
 
 
 def test_the_unit_follows_from_a_metric_s_name():
@@ -891,9 +966,9 @@ def test_the_unit_follows_from_a_metric_s_name():
         " s",
         "",
     ]
-    assert [widgets.rate(per_s) for per_s in (0, 0.1, 9.96, 1234.4)] == ["0/s", "0.1/s", "10/s", "1,234/s"]
-    assert [widgets.measurement(value) for value in (None, 150.0, 99.168)] == ["–", "150", "99.17"]
-    assert (widgets.count(1, "channel"), widgets.count(2000, "channel")) == ("1 channel", "2,000 channels")
+    assert [texts.rate(per_s) for per_s in (0, 0.1, 9.96, 1234.4)] == ["0/s", "0.1/s", "10/s", "1,234/s"]
+    assert [texts.measurement(value) for value in (None, 150.0, 99.168)] == ["–", "150", "99.17"]
+    assert (texts.counted(1, "channel"), texts.counted(2000, "channel")) == ("1 channel", "2,000 channels")
 
 
 async def test_reports_that_no_page_requests_take_no_more_memory_than_the_fleet():
@@ -910,23 +985,17 @@ async def test_reports_that_no_page_requests_take_no_more_memory_than_the_fleet(
 
 
 def test_badges_times_and_links_of_a_table_take_no_width_of_a_sentence():
-    row = [
-        widgets.badge("up"),
-        widgets.moment(1_700_000_000_000),
-        widgets.link("web", "/"),
-        "a long reason of it",
-    ]
-    page = str(widgets.table(["State", "Since", "Name", "Reason"], [row], label="x"))
-    assert page.count('<td class="text">') == 1
+    record = messages.Decision(
+        id="1", who="web", what="x", target="y", why="a long reason of it", at_ms=1_700_000_000_000
+    )
+    columns = ("outcome", "at_ms", "who", "why")
+    made = templates.table([record], columns, label="x")
+    assert made.count('<td class="text">') == made.count('<td class="word">') == 1
 
 
 def test_the_form_of_a_context_ends_its_lease_by_the_clock_that_reads_the_form():
-    log_ns = 1_700_000_000_000_000_000
-    now_s = log_ns / 1e9 + 3600  # this machine's clock is an hour ahead of the log's
-    current = inform_protocol.Context(
-        "a", b"", {}, 1, 0, "n", 0.0, "n", "primary", expires_at_ns=log_ns + 60 * 10**9, lease_left_s=60.0
-    )
-    assert contexts.lease_end_ms(current, now_s) / 1000 - now_s == pytest.approx(60.0, abs=0.001)
+    now_s = 1_700_003_600.0  # an hour ahead of the log's
+    assert contexts.lease_end_ms(60.0, now_s) / 1000 - now_s == pytest.approx(60.0, abs=0.001)
 
 
 @pytest.mark.parametrize("text", ["9" * 400, "9" * 5000, "-1", "1e3", "\u0663", " 1"])

@@ -28,6 +28,7 @@ from muster.app.machines import follower, growth, membership
 from muster.app.operations import audit, control, retention, storage_monitor
 from muster.app.supervisor import component_config, fork_server
 from muster.bus import api
+from muster.bus.brokers import control as broker_control
 from muster.bus.http import health, server, telemetry_export
 from muster.bus.rpc import admission
 from muster.core import errors, messages
@@ -104,7 +105,7 @@ class Domain:
             if self.settings.bus.uses_tls:
                 own.append(certificates.CertificateRenewer(self.brokers.reload))
         if is_first:  # of several machines, one replies
-            own.append(control.ControlServer({**verbs, "alerts": self._open_alerts}))
+            own.append(control.ControlServer({**verbs, **self._verbs()}))
         if self.machines is not None and is_first and self.brokers is not None:
             self._growth = growth.StorageGrowth(self.brokers, self._follow, self._budgets.check)
             own.append(self._growth)
@@ -127,6 +128,15 @@ class Domain:
     async def _reload_brokers(self) -> None:
         if self.brokers is not None:
             await self.brokers.reload()
+
+    def _verbs(self) -> dict[str, control.Verb]:
+        return {"alerts": self._open_alerts, "components": self._component_rows}
+
+    async def _component_rows(self) -> list[broker_control.ComponentRow]:
+        return [
+            broker_control.ComponentRow(name=name, state=own.state.value, reason=own.reason)
+            for name, own in self._group.health().items()
+        ]
 
     async def _open_alerts(self) -> list[messages.Alert]:
         return [*self._budgets.open_alerts(), *self._integrity.open_alerts()]
@@ -252,10 +262,7 @@ class Domain:
             "state": self.state.value,
             "ready": self.ready,
             "brokers": [] if self.brokers is None else await self.brokers.describe(),
-            "components": [
-                {"name": name, "state": component_health.state.value, "reason": component_health.reason}
-                for name, component_health in health_by_name.items()
-            ],
+            "components": await self._component_rows(),
             "pages": await asyncio.to_thread(self._health_endpoints),
         }
         for component_health in health_by_name.values():

@@ -15,7 +15,10 @@ from muster.inform import activities, protocol, service_entries
 
 
 class ContextRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A context. The value is text if it is valid UTF-8, else base64."""
+    """A context. The value is text if it is valid UTF-8, else base64.
+
+    ``expires_at_ms`` is by the clock of the log, ``lease_left_s`` the time until then; None: no end.
+    """
 
     key: str
     value: str | None = None
@@ -28,6 +31,7 @@ class ContextRow(msgspec.Struct, frozen=True, kw_only=True):
     replica_kind: str
     age_s: float
     expires_at_ms: int | None = None
+    lease_left_s: float | None = None
 
 
 class ContextChangeRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,6 +140,7 @@ def context_row(context: protocol.Context) -> ContextRow:
         replica_kind=context.replica_kind,
         age_s=round(context.age_s, 6),
         expires_at_ms=context.expires_at_ns // 1_000_000 or None,
+        lease_left_s=round(context.lease_left_s, 3) if context.expires_at_ns else None,
     )
 
 

@@ -6,7 +6,6 @@ services) also get the latest report from the stream when no pipeline runs, and 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, TypeVar
 
@@ -87,21 +86,6 @@ class PipelineClient:
                     yield stored.sequence, messages.decode(stored.data, messages.Alert)
                 except errors.MusterError:
                     continue
-
-    async def alert_changes(self, *, last: int = 1000) -> list[messages.Alert]:
-        """The latest changes of alerts, oldest first, also without a pipeline."""
-        try:
-            stream = await self._bus.open_stream(protocol.ALERTS_STREAM)
-        except errors.NotFound:
-            return []
-        state = await stream.state()
-        changes: list[messages.Alert] = []
-        if state.messages:
-            first = max(state.first_sequence, state.last_sequence - last + 1)
-            async for stored in stream.read(first, state.last_sequence):
-                with contextlib.suppress(errors.MusterError):
-                    changes.append(messages.decode(stored.data, messages.Alert))
-        return changes
 
     async def acknowledge(self, rule: str, about: str) -> None:
         """Acknowledge an alert."""

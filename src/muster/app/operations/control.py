@@ -18,7 +18,7 @@ from muster.core import errors
 from muster.trust import identity_roles
 from muster.trust.permissions import roles
 
-READ_VERBS = ("list", "links", "topics", "alerts")  # verbs that only read
+READ_VERBS = ("list", "links", "topics", "alerts", "components")  # verbs that only read
 
 Verb = server.Handler
 

@@ -1,6 +1,7 @@
 """The brokers of a running domain, as operators see and change them: a client of the domain's process.
 
-    muster.bus.from.<identity>.brokers.<verb>  verbs: list, links, topics, start, stop, link, unlink, alerts
+    muster.bus.from.<identity>.brokers.<verb>  verbs: list, links, topics, start, stop, link, unlink, alerts,
+                                                components
 
 The command line, the REST API and the dashboard derive their fields from the types here.
 """
@@ -66,6 +67,14 @@ class LinkRow(msgspec.Struct, frozen=True, kw_only=True):
     out_messages: int = 0
 
 
+class ComponentRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A component that the domain's process supervises."""
+
+    name: str
+    state: str
+    reason: str = ""
+
+
 class RemovedLink(msgspec.Struct, frozen=True, kw_only=True):
     id: str
 
@@ -99,6 +108,9 @@ class BrokerControl:
     async def alerts(self) -> list[messages.Alert]:
         """The alerts of the domain's process that are firing now."""
         return await self.request(list[messages.Alert], "alerts")
+
+    async def components(self) -> list[ComponentRow]:
+        return await self.request(list[ComponentRow], "components")
 
     async def start(self, name: str, *, below: str | None = None, storage: bool = True) -> BrokerDescription:
         """Start another broker: a leaf ``below`` another, or unlinked."""

@@ -130,6 +130,8 @@ class RegistryHandlers:
             result = await function(call.actor, **arguments)
             if verb == "exec":
                 call.outcome, call.details = _outcome(result)
+                if id := arguments.get("id"):  # of the event that it is for, if a reaction requests it
+                    call.details = {**call.details, "id": str(id)}
                 call.audited = operation not in _READS
             if verb == protocol.ENROLMENT_SET:  # its sender records the request of the user or machine
                 call.audited = False

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import markupsafe
+
 from muster.web.components import page as components_page
 from muster.web.components import plots, templates
-from muster.web.components.html import Markup
 
 #: The menu: headings with paths and titles.
 MENU: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
@@ -29,6 +30,7 @@ MENU: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             ("/rollouts", "Rollouts"),
             ("/managers", "Managers"),
             ("/playground", "Notification"),
+            ("/events", "Events"),
             ("/contexts", "Contexts"),
             ("/queues", "Queues"),
         ),
@@ -52,15 +54,30 @@ PARENTS = {
     "/apply": "/resources",
     "/contexts/details": "/contexts",
     "/queue": "/queues",
+    "/message": "/queues",
+    "/event": "/events",
+    "/loop": "/alerts",
 }
 THEMES = ("auto", "light", "dark")
+
+
+def section(
+    request: components_page.PageRequest,
+    made: components_page.DashboardPage,
+    part: components_page.PageSection,
+    loaded: components_page.Values,
+) -> markupsafe.Markup:
+    """The content of a section."""
+    name = part.template or made.template
+    return templates.block(name, part.block or part.id, **{**made.values, "request": request, **loaded})
 
 
 def page(
     request: components_page.PageRequest,
     made: components_page.DashboardPage,
-    sections: Sequence[tuple[components_page.PageSection, Markup]],
+    sections: Sequence[tuple[components_page.PageSection, markupsafe.Markup]],
     *,
+    domain: str,
     theme: str,
     note: str,
     live: bool = True,
@@ -68,13 +85,17 @@ def page(
     access = (*((("/logins", "Logins"),) if request.administers else ()), ("/tokens", "API tokens"))
     menu = (*MENU, ("Access", access))
     paths = {path for _, entries in menu for path, _ in entries}
+    values = {"request": request, **made.values}
     query: dict[str, Any] = {name: value for name, value in request.query.items() if name != "page"}
     return templates.render(
         "page.html",
         title=made.title,
         theme=theme,
+        domain=domain,
         request=request,
         made=made,
+        head=templates.block(made.template, "head", **values),
+        foot=templates.block(made.template, "foot", **values),
         sections=sections,
         menu=menu,
         current=request.path if request.path in paths else PARENTS.get(request.path, ""),

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from muster.core import units
-from muster.web.components import html, page, templates
+from muster.web.components import page, texts
 from muster.web.data.measurements import charts
 
 TABLE_POINTS = 60
@@ -45,31 +45,45 @@ def section(
 ) -> page.PageSection:
     """``plots``: the charts, or what finds out which there are."""
 
-    async def make() -> html.Markup:
+    async def load() -> page.Values:
         chosen = await plots() if callable(plots) else plots
         with_tables = bool(request.parameter("tables"))
         drawn = [(plot, await _chart(request, plot) if with_tables else None) for plot in chosen]
-        return templates.render("chart.html", plots=drawn, title=title, none=none)
+        return {"plots": drawn, "title": title, "none_measured": none}
 
     name = id or title.lower().replace(" ", "-")
-    return page.PageSection(f"plot-{name}", title, make, (), REFRESH_S, wide=wide)
+    return page.PageSection(
+        f"plot-{name}", title, load, (), REFRESH_S, wide=wide, template="chart.html", block="chart"
+    )
 
 
 async def _chart(request: page.PageRequest, plot: Plot) -> charts.Chart:
     to_ms = int(time.time() * 1000)
     last = request.parameter("last", LAST)
     from_ms = to_ms - int(units.parse_duration_s(last if last in LASTS else LAST) * 1000)
-    return await request.web.source.charts.chart(
-        request.person,
-        plot.kind,
-        plot.name,
-        plot.metric,
+    made: charts.Chart = await request.get(
+        "/charts/{kind}",
+        kind=plot.kind,
+        name=plot.name,
+        metric=plot.metric,
         from_ms=from_ms,
         to_ms=to_ms,
         points=TABLE_POINTS,
     )
+    return made
 
 
-def metrics(kind: str, name: str, names: Sequence[str]) -> list[Plot]:
-    """A chart of each metric."""
-    return [Plot(kind, metric, name, metric.replace("_", " ").replace("cpu", "CPU")) for metric in names]
+async def charted(request: page.PageRequest, kind: str, name: str = "") -> list[Plot]:
+    """A chart of each metric of a thing, or of all of a kind without a name."""
+    return [
+        Plot(thing.kind, metric, thing.name, _title(thing, metric, kind, name))
+        for thing in await request.get("/charted/{kind}", kind=kind, name=name)
+        for metric in thing.metrics
+    ]
+
+
+def _title(thing: charts.ChartedThing, metric: str, kind: str, name: str) -> str:
+    words = texts.title(metric)
+    if thing.kind == "service" and kind == "machine":
+        return f"{thing.name.rpartition('/')[2]}: {words}"
+    return words if name or kind == "fleet" else thing.name

@@ -122,13 +122,8 @@ class BusFeed:
         with contextlib.suppress(errors.MusterError):  # malformed messages are ignored
             match part[1], part[2], part[4] if len(part) > 4 else part[3]:
                 case "monitor", _, _:
-                    facts = self.machines.take(message.data, at_s=time.time())
-                    if facts is not None and (
-                        facts.channel in self._arrived or len(self._arrived) < CHANNELS_MAX
-                    ):
-                        arrived = self._arrived.setdefault(facts.channel, collections.Counter())
-                        arrived["reports"] += facts.machines
-                        arrived["dropped"] += sum(facts.dropped.values())
+                    if (taken := self.machines.take(message.data, at_s=time.time())) is not None:
+                        self._count_arrival(*taken)
                     self._touch("machines")
                 case "manage", "all", _:
                     self.changes.append(messages.decode(message.data, manage_protocol.ResourceStateChange))
@@ -154,6 +149,13 @@ class BusFeed:
                     self._touch("pipeline")
                 case "bus", _, _:
                     self._touch("alerts")
+
+    def _count_arrival(self, facts: columns.BatchInfo, reports: int) -> None:
+        """`BatchInfo.machines` counts the machines that the channel knows, not those in the batch."""
+        if facts.channel in self._arrived or len(self._arrived) < CHANNELS_MAX:
+            arrived = self._arrived.setdefault(facts.channel, collections.Counter())
+            arrived["reports"] += reports
+            arrived["dropped"] += sum(facts.dropped.values())
 
     def _touch(self, tag: str) -> None:
         self.cache.touch(tag)
@@ -234,6 +236,9 @@ class BusFeed:
 
     async def brokers(self) -> list[control.BrokerDescription]:
         return await self.ask_domain("list", lambda domain: domain.brokers())
+
+    async def components(self) -> list[control.ComponentRow]:
+        return await self.ask_domain("components", lambda domain: domain.components())
 
     async def links(self) -> list[control.LinkRow]:
         return await self.ask_domain("links", lambda domain: domain.links())

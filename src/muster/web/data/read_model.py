@@ -32,6 +32,7 @@ from muster.web.data import (
     connections,
     context_queries,
     dispatcher_calls,
+    event_log,
     find,
     history_reader,
     sql_runner,
@@ -42,7 +43,6 @@ from muster.web.data import rows as rows_
 from muster.web.data.measurements import alert_spans, chart_queries, fleet_map, latest_reports
 
 READ_S = bus_feed.READ_S
-ALERT_CHANGES = 2000
 SCHEDULED_MAX = 1000  # the next messages
 KEPT_S = 2.0
 LIMITED = ("manage",)  # data of clients that wait longer for their service if they are not told otherwise
@@ -58,6 +58,7 @@ class ReadModel:
         self._sql = sql_runner.SqlRunner(history)
         self._long = turns.WorkTurns(turns.LONG_AT_ONCE, "searches")
         self.finder = find.ThingFinder(self)
+        self.events = event_log.EventLog(self)
         self.charts = chart_queries.ChartQueries(self)
         self.feed.samplers += [self._sample_queues, self._sample_nodes]
 
@@ -211,19 +212,7 @@ class ReadModel:
     async def alert_spans(self) -> list[alert_spans.AlertSpan]:
         """When the alerts of the last changes fired, the newest first."""
 
-        async def ask(bus: api.Bus) -> list[alert_spans.AlertSpan]:
-            changes = await pipeline_client.PipelineClient(bus).alert_changes(last=ALERT_CHANGES)
-            return alert_spans.spans(changes)
-
-        return await self.feed.query("alert spans", "alerts", 10.0, ask)
-
-    async def judged(self) -> bool:
-        """Whether a pipeline runs, which evaluates rules."""
-        try:
-            await self.read(pipeline_operations.PROGRESS)
-        except errors.Unavailable:
-            return False
-        return True
+        return alert_spans.spans(alert for _, alert in await self.events.alert_log())
 
     async def machine_summary(self) -> rows_.MachineSummary:
         machines = self.feed.machines
@@ -245,11 +234,13 @@ class ReadModel:
             severity.value: sum(alert.severity is severity for alert in firing)
             for severity in messages.Severity
         }
+        rates = self.feed.load[-1][1].items() if self.feed.load else ()
         return rows_.FleetOverview(
             domain=self.feed.domain,
             connected=self.feed.link.is_up,
             machines=await self.machine_summary(),
             reports_per_s=self.feed.machines.rows_per_s(),
+            messages_per_s=sum(rate for name, rate in rates if name.endswith(" in")) if rates else None,
             resources=await known("resources", self.read(manage_operations.SUMMARY)),
             alerts=None if alerts is None else counts,
             missing=missing,
@@ -261,7 +252,7 @@ class ReadModel:
         async def known(name: str, ask: Awaitable[T], otherwise: T) -> T:
             try:
                 return await ask
-            except errors.Unavailable as error:
+            except errors.MusterError as error:  # a process of another version refuses what it does not know
                 missing[name] = error.message
                 return otherwise
 
@@ -273,6 +264,7 @@ class ReadModel:
             producers=await known("channels", self.producers(), []),
             managers=await known("managers", self.read(manage_operations.MANAGERS), []),
             nodes=await known("information nodes", self.inform.information_nodes(), []),
+            components=await known("components", self.feed.components(), []),
             machines=(await self.machine_summary()).machines,
             pipeline=progress.state if progress is not None else "",
             missing=missing,

@@ -16,6 +16,13 @@ class BrowsedMessage(message_rows.MessageRow, frozen=True, kw_only=True):
     sequence: int
 
 
+class QueueSent(msgspec.Struct, frozen=True, kw_only=True):
+    """The id of the message that was sent."""
+
+    queue: str
+    id: str
+
+
 class QueuePurged(msgspec.Struct, frozen=True, kw_only=True):
     """The number of messages that were discarded."""
 
@@ -109,13 +116,14 @@ class MachineSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetOverview(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of the fleet. ``alerts``: number of firing alerts by severity. ``missing``: the fields that
-    are unknown now, with the reason."""
+    """The state of the fleet. ``alerts``: number of firing alerts by severity. ``messages_per_s``: into the
+    brokers. ``missing``: the fields that are unknown now, with the reason."""
 
     domain: str
     connected: bool
     machines: MachineSummary
     reports_per_s: float
+    messages_per_s: float | None = None
     resources: manage_rows.FleetSummary | None = None
     alerts: dict[str, int] | None = None
     missing: dict[str, str] = {}

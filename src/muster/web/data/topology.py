@@ -12,13 +12,21 @@ from muster.manage import rows
 from muster.monitor import protocol as monitor_protocol
 
 BUS = "bus"
+#: The kind of a component of the domain and what it does; others are shown by what they announce themselves.
+SERVICES = {
+    "amqp": ("gateway", "JMS clients by AMQP"),
+    "soap": ("gateway", "UDDI, WS-Context, WS-Management"),
+    "udp": ("gateway", "datagrams"),
+    "message": ("dispatcher", "queues, subscriptions"),
+    "notify": ("notifier", "events"),
+}
 
 
 class DomainPart(msgspec.Struct, frozen=True, kw_only=True):
     """A process of the domain, or another domain. ``id`` is unique; ``about``: what it does now."""
 
     id: str
-    kind: str  # broker, channel, manager, information node, pipeline, domain or machines
+    kind: str  # broker, channel, manager, information node, gateway, pipeline, domain, machines, …
     name: str
     state: str = "up"
     about: str = ""
@@ -48,6 +56,7 @@ def topology(
     producers: Sequence[monitor_protocol.ReportProducer] = (),
     managers: Sequence[rows.ManagerRow] = (),
     nodes: Sequence[inform_protocol.NodeInfo] = (),
+    components: Sequence[control.ComponentRow] = (),
     machines: int = 0,
     pipeline: str = "",
     missing: dict[str, str] | None = None,
@@ -88,6 +97,14 @@ def topology(
     for node in nodes:
         about = f"{node.load.contexts:,} contexts"
         parts.append(DomainPart(id=f"node {node.node}", kind="information node", name=node.node, about=about))
+    parts += [
+        DomainPart(
+            id=f"{kind} {row.name}", kind=kind, name=row.name, state=row.state, about=row.reason or words
+        )
+        for row in components
+        for kind, words in [SERVICES.get(row.name, ("", ""))]
+        if kind
+    ]
     if pipeline:
         parts.append(
             DomainPart(id="pipeline", kind="pipeline", name="pipeline", state=pipeline, about="Spark")

@@ -1,4 +1,4 @@
-"""The page of alerts: by rule, over time, and the silences."""
+"""The page of alerts: by rule, over time, and the silences; the alerts about one thing on its page."""
 
 from __future__ import annotations
 
@@ -6,18 +6,54 @@ import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from muster.core import messages
+from muster.core import errors, messages
 from muster.pipeline import operations
-from muster.web.components import charts, page, records, templates, widgets
-from muster.web.components.html import Child, Markup, join, tag
+from muster.web.components import drawings, page, texts
 from muster.web.data.measurements import alert_spans
 
 PAGES = {"node": "/machine", "group": "/group", "zone": "/zone"}
 OPEN = (messages.AlertState.FIRING, messages.AlertState.SILENCED)
+TEMPLATE = "alerts.html"
 SHOWN = 200
 LANES_MAX = 24
 TIMELINE_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class AlertRow:
+    """An alert, with what it is about: a link, or words only."""
+
+    alert: messages.Alert
+    kind: str
+    name: str
+    path: str
+
+    @property
+    def words(self) -> str:
+        """The condition with the measured value."""
+        return alert_spans.in_words(self.alert.condition, self.alert.value) or texts.measurement(
+            self.alert.value
+        )
+
+    @property
+    def chart(self) -> dict[str, str]:
+        """What shows the metric of the rule, with its threshold and when it fired; nothing if none does."""
+        metric = alert_spans.metric_of(self.alert.condition)
+        if metric is None or not (self.path or self.alert.about == "system"):
+            return {}
+        scope = self.kind if self.path else "system"
+        return {"scope": scope, "name": self.name, "metric": metric}
+
+
+def row(alert: messages.Alert) -> AlertRow:
+    kind, _, name = alert.about.partition(":")
+    path = PAGES.get(kind, "") if name else ""
+    if path:
+        return AlertRow(alert, "machine" if kind == "node" else kind, name, path)
+    words = "the whole fleet" if alert.about == "system" else alert.about.replace(":", " ", 1)
+    return AlertRow(alert, words, "", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,76 +61,58 @@ class RuleAlerts:
     """The alerts of a rule."""
 
     rule: str
-    alerts: Sequence[messages.Alert]
+    rows: Sequence[AlertRow]
 
     @property
     def severity(self) -> str:
-        return self.alerts[0].severity.value
+        return self.rows[0].alert.severity.value
 
     @property
     def open(self) -> int:
-        return sum(alert.state in OPEN for alert in self.alerts)
-
-    @property
-    def words(self) -> str:
-        return widgets.count(len(self.alerts), "alert")
-
-    @property
-    def covers(self) -> str:
-        """A predicate over alerts."""
-        return f"rule = '{self.rule.replace(chr(39), 2 * chr(39))}'"
+        return sum(row.alert.state in OPEN for row in self.rows)
 
 
 def by_rule(shown: Sequence[messages.Alert]) -> list[RuleAlerts]:
     """In the order of their first alerts."""
-    rules: dict[str, list[messages.Alert]] = {}
+    rules: dict[str, list[AlertRow]] = {}
     for alert in shown:
-        rules.setdefault(alert.rule, []).append(alert)
-    return [RuleAlerts(rule, alerts) for rule, alerts in rules.items()]
+        rules.setdefault(alert.rule, []).append(row(alert))
+    return [RuleAlerts(rule, rows) for rule, rows in rules.items()]
 
 
-async def alert_table(request: page.PageRequest, shown: Sequence[messages.Alert], hidden: int = 0) -> Markup:
-    if not shown and not await request.web.source.judged():
-        hint = join("No pipeline evaluates rules: ", tag("code", "muster run pipeline"), ".")
-        return widgets.empty("All budgets have free space.", hint)
-    if not shown:
-        return widgets.empty(
-            "There are no alerts.", "The pipeline evaluates rules; the domain checks budgets."
-        )
-    return templates.render(
-        "alerts.html",
-        request=request,
-        groups=by_rule(shown),
-        about=_about,
-        words=_words,
-        chart_of=_chart_of,
-        hidden=hidden,
-    )
+async def are_judged(request: page.PageRequest) -> bool:
+    """Whether a pipeline runs, which evaluates rules."""
+    try:
+        await request.get("/pipeline/progress")
+    except errors.Unavailable:
+        return False
+    return True
 
 
-def _about(about: str) -> Child:
-    kind, _, name = about.partition(":")
-    if name and kind in PAGES:
-        return join(f"{'machine' if kind == 'node' else kind} ", widgets.link(name, PAGES[kind], name=name))
-    return "the whole fleet" if about == "system" else about.replace(":", " ", 1)
+async def table(request: page.PageRequest, alerts: Sequence[messages.Alert], limit: int) -> dict[str, Any]:
+    """The values of the block ``alerts``."""
+    return {
+        "groups": by_rule(alerts[:limit]),
+        "hidden": max(0, len(alerts) - limit),
+        "judged": bool(alerts) or await are_judged(request),
+        "filtered": False,
+        "own": False,
+    }
 
 
-def _words(alert: messages.Alert) -> str:
-    return alert_spans.in_words(alert.condition, alert.value) or widgets.measurement(alert.value)
+def section_about(request: page.PageRequest, about: str) -> page.PageSection:
+    """The alerts about a machine, a group or a zone."""
+
+    async def load() -> page.Values:
+        own = [alert for alert in await request.get("/alerts") if alert.about == about]
+        return {**await table(request, own, SHOWN), "own": True}
+
+    return page.PageSection("alerts", "Alerts", load, ("alerts",), 5.0, template=TEMPLATE)
 
 
-def _chart_of(alert: messages.Alert) -> str | None:
-    """The chart of what the rule is about, with its threshold and when it fired."""
-    metric = alert_spans.metric_of(alert.condition)
-    scope, _, name = alert.about.partition(":")
-    if metric is None or scope not in ("system", *PAGES):
-        return None
-    return page.link_to("/history", scope="machine" if scope == "node" else scope, name=name, metric=metric)
-
-
-def timeline(spans: Sequence[alert_spans.AlertSpan], now_s: float) -> Markup:
+def timeline(spans: Sequence[alert_spans.AlertSpan], now_s: float) -> dict[str, list[drawings.Span]]:
     """A lane for each alert; silenced and acknowledged times are in the colours of these states."""
-    lanes: dict[str, list[charts.Span]] = {}
+    lanes: dict[str, list[drawings.Span]] = {}
     for span in spans:
         end_s = now_s if span.to_ms is None else span.to_ms / 1000
         lane = f"{span.rule} · {span.about.partition(':')[2] or span.about}"
@@ -102,63 +120,55 @@ def timeline(spans: Sequence[alert_spans.AlertSpan], now_s: float) -> Markup:
             continue
         times = [*((at_ms / 1000, state) for at_ms, state in span.changes), (end_s, "")]
         for (begin_s, state), (until_s, _) in itertools.pairwise(times):
-            look = widgets.severity_class(span.severity if state == "firing" else state)
-            words = f"{span.rule} of {span.about}: {state} for {widgets.seconds(until_s - begin_s)}"
+            look = texts.tone(span.severity if state == "firing" else state)
+            words = f"{span.rule} of {span.about}: {state} for {texts.seconds(until_s - begin_s)}"
             lanes.setdefault(lane, []).append((begin_s, until_s, look, words))
-    if not lanes:
-        return widgets.empty("No alert fired in the last hour.")
-    label = f"Alerts of the last hour: {len(lanes)}"
-    return charts.timeline(lanes, from_s=now_s - TIMELINE_S, to_s=now_s, label=label)
+    return lanes
 
 
 def alerts(request: page.PageRequest) -> page.DashboardPage:
-    source = request.web.source
     severity, state, text = (request.parameter(name) for name in ("severity", "state", "text"))
 
-    async def firing() -> Markup:
+    async def firing() -> page.Values:
         listed = [
             alert
-            for alert in await source.alerts()
+            for alert in await request.get("/alerts")
             if severity in ("", alert.severity.value)
             and state in ("", alert.state.value)
             and text.lower() in f"{alert.rule} {alert.about} {alert.reason}".lower()
         ]
-        if not listed and (severity or state or text):
-            return widgets.empty("No alert matches.", widgets.link("Show all", "/alerts"))
-        return await alert_table(request, listed[:SHOWN], max(0, len(listed) - SHOWN))
+        return {**await table(request, listed, SHOWN), "filtered": bool(severity or state or text)}
 
-    async def over_time() -> Markup:
-        return timeline(await source.alert_spans(), time.time())
+    async def over_time() -> page.Values:
+        now_s = time.time()
+        lanes = timeline(await request.get("/alerts/spans"), now_s)
+        return {
+            "lanes": lanes,
+            "drawn": drawings.timeline(lanes, from_s=now_s - TIMELINE_S, to_s=now_s),
+        }
 
-    async def silences() -> Markup:
-        return records.table(
-            (await source.read(operations.SILENCES))[:200],
-            operations.SILENCES.columns,
-            cells={
-                "covers": lambda silence: tag("code", silence.covers),
-                "": lambda silence: widgets.action_button(request, "unsilence", "End", id=silence.id),
-            },
-            label="Silences",
-            none="There are no silences.",
-        )
+    async def silences() -> page.Values:
+        return {
+            "silences": (await request.get("/silences"))[:200],
+            "columns": operations.SILENCES.columns,
+        }
 
     severities = [("", "any severity"), *((item.value, item.value) for item in messages.Severity)]
     states = [("", "any state"), *((item.value, item.value) for item in messages.AlertState)]
     return page.DashboardPage(
         "Alerts",
+        TEMPLATE,
         (
             page.PageSection("alerts", "Unresolved alerts by rule", firing, ("alerts",), 5.0),
             page.PageSection("time", "The last hour", over_time, ("alerts",), 10.0),
             page.PageSection("silences", "Silences and maintenance", silences, ("alerts",), 10.0),
         ),
         lead="Alerts of the pipeline's rules and of the streams' budgets, the most severe first.",
-        head=templates.render(
-            "alerts_head.html",
-            request=request,
-            severity=severity,
-            severities=severities,
-            state=state,
-            states=states,
-            text=text,
-        ),
+        values={
+            "severity": severity,
+            "severities": severities,
+            "state": state,
+            "states": states,
+            "text": text,
+        },
     )

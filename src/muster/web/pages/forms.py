@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import pydantic
@@ -14,12 +15,11 @@ from muster.core import errors, messages, units
 from muster.core.formats import complete
 from muster.notify import documents
 from muster.web import request_state
-from muster.web.rest import access, alerts, contexts, notifications, queues, resources
+from muster.web.rest import access, alerts, base, contexts, notifications, queues, resources
 
 BULK_MAX = 1000
 Given = dict[str, str]
 Act = Callable[[request_state.RestCall, Given], Awaitable[str]]
-B = TypeVar("B", bound=pydantic.BaseModel)
 
 
 async def run_form(call: request_state.RestCall, act: str, fields: Given) -> str:
@@ -31,14 +31,6 @@ async def run_form(call: request_state.RestCall, act: str, fields: Given) -> str
         return await handler(call, fields)
     except KeyError as error:
         raise errors.InvalidInput(f"the field {error.args[0]!r} is missing") from error
-
-
-def _body(kind: type[B], **values: Any) -> B:
-    try:
-        return kind(**values)
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        raise errors.InvalidInput(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
 
 
 def pairs(text: str) -> dict[str, Any]:
@@ -65,7 +57,7 @@ def _form(
 
     async def handle(call: request_state.RestCall, fields: Given) -> str:
         given = {name: fields[name] for name in names}
-        await act(call, **(given if body is None else {"body": _body(body, **given)}))
+        await act(call, **(given if body is None else {"body": base.parsed(body, **given)}))
         return says.format(**given)
 
     return handle
@@ -73,9 +65,27 @@ def _form(
 
 async def _silence(call: request_state.RestCall, fields: Given) -> str:
     for_s = units.parse_duration_s(fields["for"])
-    body = _body(alerts.SilenceBody, covers=fields["covers"], for_s=for_s, reason=fields.get("reason", ""))
+    from_ms = _time_ms(fields["from"]) if fields.get("from", "").strip() else None
+    body = base.parsed(
+        alerts.SilenceBody,
+        covers=fields["covers"],
+        for_s=for_s,
+        reason=fields.get("reason", ""),
+        from_ms=from_ms,
+    )
     await alerts.silence(call, body=body)
-    return f"Silenced for {fields['for']}: {body.covers}"
+    begins = f" from {fields['from'].strip()}" if from_ms else ""
+    return f"Silenced for {fields['for']}{begins}: {body.covers}"
+
+
+def _time_ms(text: str) -> int:
+    try:
+        at = datetime.datetime.fromisoformat(text.strip())
+        return int((at if at.tzinfo else at.replace(tzinfo=datetime.UTC)).timestamp() * 1000)
+    except (ValueError, OverflowError) as error:
+        raise errors.InvalidInput(
+            f"{text[:40]!r} is not a time", hint="for example 2030-01-31 22:00, in UTC"
+        ) from error
 
 
 async def _acknowledge_all(call: request_state.RestCall, fields: Given) -> str:
@@ -84,12 +94,12 @@ async def _acknowledge_all(call: request_state.RestCall, fields: Given) -> str:
     rule = fields["rule"]
     listed = [alert for alert in await call.source.alerts() if alert.rule == rule and alert.state in open_]
     for alert in listed[:BULK_MAX]:
-        await alerts.acknowledge(call, body=_body(alerts.AlertBody, rule=rule, about=alert.about))
+        await alerts.acknowledge(call, body=base.parsed(alerts.AlertBody, rule=rule, about=alert.about))
     return f"Acknowledged: {len(listed[:BULK_MAX])} of {len(listed)} alerts of {rule}"
 
 
 async def _execute(call: request_state.RestCall, fields: Given) -> str:
-    body = _body(
+    body = base.parsed(
         resources.ExecuteBody, operation=fields["operation"], arguments=pairs(fields.get("arguments", ""))
     )
     result = await resources.execute(call, fields["name"], body)
@@ -102,7 +112,7 @@ def _desired(state: str, says: str) -> Act:
     async def handle(call: request_state.RestCall, fields: Given) -> str:
         name = fields["name"]
         known = await resources.resource(call, name)
-        body = _body(resources.DesiredStateBody, type=known.value.type, desired=state)
+        body = base.parsed(resources.DesiredStateBody, type=known.value.type, desired=state)
         await resources.put_resource(call, name, body)
         return says.format(name=name)
 
@@ -110,7 +120,7 @@ def _desired(state: str, says: str) -> Act:
 
 
 async def _apply(call: request_state.RestCall, fields: Given) -> str:
-    result = await resources.apply(call, _body(resources.ManifestBody, manifest=fields["manifest"]))
+    result = await resources.apply(call, base.parsed(resources.ManifestBody, manifest=fields["manifest"]))
     return f"Applied: {_shown(result)}"
 
 
@@ -123,7 +133,7 @@ async def _put_context(call: request_state.RestCall, fields: Given) -> str:
     if not re.fullmatch(r"[0-9]{0,18}", expires_at_ms):
         raise errors.InvalidInput(f"expires_at_ms: {expires_at_ms[:40]!r} is not a time")
     lease_s = max(1.0, int(expires_at_ms) / 1000 - time.time()) if expires_at_ms else 0.0
-    body = _body(
+    body = base.parsed(
         contexts.ContextBody,
         value=fields.get("value", "").replace("\r\n", "\n"),
         attributes=pairs(fields.get("attributes", "")),
@@ -134,8 +144,10 @@ async def _put_context(call: request_state.RestCall, fields: Given) -> str:
 
 
 async def _send(call: request_state.RestCall, fields: Given) -> str:
-    event = _body(notifications.EventBody, type=fields["type"], content=pairs(fields.get("content", "")))
-    body = _body(
+    event = base.parsed(
+        notifications.EventBody, type=fields["type"], content=pairs(fields.get("content", ""))
+    )
+    body = base.parsed(
         notifications.SendBody,
         address=fields.get("address") or "TRUE",
         event=event,
@@ -145,6 +157,14 @@ async def _send(call: request_state.RestCall, fields: Given) -> str:
     return f"Sent: {event.type} to {body.address}"
 
 
+async def _send_message(call: request_state.RestCall, fields: Given) -> str:
+    body = base.parsed(
+        queues.MessageBody, text=fields.get("text", ""), properties=pairs(fields.get("properties", ""))
+    )
+    sent = await queues.send(call, fields["name"], body)
+    return f"Sent to {sent.queue}: {sent.id}"
+
+
 async def _purge(call: request_state.RestCall, fields: Given) -> str:
     await queues.purge(call, fields["name"], fields.get("selector", ""))
     return f"Purged: {fields['name']}"
@@ -152,20 +172,25 @@ async def _purge(call: request_state.RestCall, fields: Given) -> str:
 
 async def _move(call: request_state.RestCall, fields: Given) -> str:
     to, selector = fields.get("to") or None, fields.get("selector") or None
-    body = _body(queues.MoveBody, to=to, selector=selector, limit=1000)
+    body = base.parsed(queues.MoveBody, to=to, selector=selector, limit=1000)
     result = await queues.move(call, fields["name"], body)
     return f"Moved from {fields['name']} to {to or 'the original destinations'}: {result.moved:,} messages"
 
 
+async def _cancel(call: request_state.RestCall, fields: Given) -> str:
+    await queues.cancel_scheduled(call, base.number(fields["number"]))
+    return f"Cancelled: message {fields['number']}"
+
+
 async def _set_login(call: request_state.RestCall, fields: Given) -> str:
-    body = _body(access.LoginBody, password=fields["password"], role=fields.get("role", "viewer"))
+    body = base.parsed(access.LoginBody, password=fields["password"], role=fields.get("role", "viewer"))
     await access.set_login(call, fields["name"], body)
     return f"{fields['name']} can log in as {body.role.value}"
 
 
 async def _create_token(call: request_state.RestCall, fields: Given) -> str:
     lifetime = fields.get("lifetime", "").strip()
-    body = _body(
+    body = base.parsed(
         access.TokenBody,
         role=fields.get("role") or None,
         scopes=fields.get("scopes", "").replace(",", " ").split(),
@@ -198,6 +223,8 @@ ACTS: dict[str, Act] = {
     "put-context": _put_context,
     "delete-context": _form(contexts.delete_context, "Deleted: {key}", "key"),
     "send": _send,
+    "send-message": _send_message,
+    "cancel-message": _cancel,
     "purge": _purge,
     "move": _move,
     "set-login": _set_login,

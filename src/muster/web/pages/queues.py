@@ -1,161 +1,137 @@
-"""The pages of queues, durable subscriptions and dead letters."""
+"""The pages of queues, durable subscriptions and dead letters, and of one message."""
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
+from muster.core import errors
 from muster.message import destinations, listings, messages
-from muster.web.components import charts, page, plots, records, widgets
-from muster.web.components.html import Markup, join, tag
+from muster.web.components import page, plots, texts
 from muster.web.data import rows
-from muster.web.rest import base
 
 SHOWN = 50
+TEMPLATE = "queues.html"
+WORDS = ("JMSPriority", "JMSTimestamp", "JMSMessageID", "JMSCorrelationID", "JMSType", "LIKE", "BETWEEN")
+
+
+def body_text(message: rows.BrowsedMessage) -> str:
+    body = message.body
+    return body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)
 
 
 def queues(request: page.PageRequest) -> page.DashboardPage:
-    source = request.web.source
+    async def all_queues() -> page.Values:
+        listed = (await request.get("/queues"))[:500]
+        deepest = max((row.depth for row in listed), default=1) or 1
+        return {"queues": listed, "deepest": deepest, "columns": listings.QUEUES}
 
-    async def all_queues() -> Markup:
-        queues_ = await source.queues(request.person)
-        deepest = max((row.depth for row in queues_), default=1) or 1
-        return records.table(
-            queues_[:500],
-            listings.QUEUES,
-            cells={
-                "queue": lambda row: widgets.link(row.queue, "/queue", name=row.queue),
-                "": lambda row: charts.bar(row.depth / deepest, look="busy"),
-            },
-            label="Queues",
-            none=widgets.empty(
-                "There are no queues.",
-                join("Send a message: ", tag("code", "muster message send queue:orders …")),
-            ),
-        )
+    async def subscriptions() -> page.Values:
+        return {
+            "subscriptions": (await request.get("/subscriptions"))[:500],
+            "columns": listings.SUBSCRIPTIONS,
+        }
 
-    async def subscriptions() -> Markup:
-        return records.table(
-            (await source.subscriptions())[:500],
-            listings.SUBSCRIPTIONS,
-            cells={
-                "client_id": lambda row: row.client_id or "shared",
-                "selector": lambda row: tag("code", row.selector or ""),
-            },
-            label="Durable subscriptions",
-            none="There are no durable subscriptions.",
-        )
+    async def dead() -> page.Values:
+        letters = (await request.get("/dead-letters", limit=SHOWN)).items
+        return {
+            "letters": letters,
+            "columns": ("timestamp_ms", *listings.DEAD_LETTERS),
+            "reason": messages.DEAD_REASON,
+            "origin": messages.DEAD_FROM,
+            "name": destinations.DEAD_LETTERS,
+            "body_text": body_text,
+        }
 
-    def retry(letter: rows.BrowsedMessage) -> Markup:
-        return widgets.action_button(
-            request, "move", "Retry", name=destinations.DEAD_LETTERS, selector=f"JMSMessageID = '{letter.id}'"
-        )
-
-    async def dead() -> Markup:
-        letters, _ = await source.browse(
-            request.person, destinations.DEAD_LETTERS, selector=None, after=0, limit=SHOWN
-        )
-        table = records.table(
-            letters,
-            ("timestamp_ms", *listings.DEAD_LETTERS),
-            cells={
-                "from": lambda letter: str(letter.properties.get(messages.DEAD_FROM, "")),
-                "reason": lambda letter: str(letter.properties.get(messages.DEAD_REASON, "")),
-                "body": _body,
-                "": retry,
-            },
-            label="Dead letters",
-            none="There are no dead letters.",
-        )
-        again = (
-            widgets.action_button(
-                request,
-                "move",
-                "Return all to their original destinations",
-                name=destinations.DEAD_LETTERS,
-                sure="Return every dead letter to its original destination?",
-            )
-            if letters
-            else None
-        )
-        return join(table, again)
+    async def scheduled() -> page.Values:
+        return {
+            "scheduled": (await request.get("/scheduled-messages"))[:SHOWN],
+            "columns": listings.SCHEDULED,
+        }
 
     return page.DashboardPage(
         "Queues",
+        TEMPLATE,
         (
             page.PageSection("queues", "Queues", all_queues, ("message",), 2.0),
             page.PageSection("subscriptions", "Durable subscriptions", subscriptions, ("message",), 3.0),
             page.PageSection("dead", "Dead letters", dead, ("message",), 5.0),
+            page.PageSection("scheduled", "Scheduled messages", scheduled, ("message",), 5.0),
         ),
         lead="JMS messages in queues and durable subscriptions.",
+        values={"name": "", "selector": ""},
     )
 
 
 def queue(request: page.PageRequest) -> page.DashboardPage:
-    name = request.parameter("name")
-    selector = request.parameter("selector")
+    name, selector = request.parameter("name"), request.parameter("selector")
 
-    async def waiting() -> Markup:
-        browsed, next_ = await request.web.source.browse(
-            request.person,
-            name,
+    async def waiting() -> page.Values:
+        found = await request.get(
+            "/queues/{name:path}/messages",
+            name=name,
             selector=selector,
-            after=base.number(request.parameter("after")),
+            cursor=request.parameter("after"),
             limit=SHOWN,
         )
-        return join(
-            records.table(
-                browsed,
-                ("sequence", "timestamp_ms", *listings.MESSAGES),
-                cells={"body": _body},
-                label="Messages",
-                none="The queue has no matching messages.",
-            ),
-            widgets.pages(request, next_, shown=len(browsed)),
-        )
+        return {
+            "found": found,
+            "columns": ("sequence", "timestamp_ms", *listings.MESSAGES),
+            "body_text": body_text,
+        }
 
-    acts = tag(
-        "div",
-        widgets.action_button(
-            request,
-            "move",
-            "Move",
-            widgets.field("Move the messages that the filter selects to", "to", placeholder="queue:other"),
-            name=name,
-            selector=selector,
-            sure=f"Move messages of {name}?",
-        ),
-        widgets.action_button(
-            request,
-            "purge",
-            "Purge",
-            name=name,
-            selector=selector,
-            sure=f"Discard the messages of {name}?",
-            look="danger",
-        ),
-        cls="acts",
-    )
     return page.DashboardPage(
         f"Queue {name}",
+        TEMPLATE,
         (
             plots.section(request, "Waiting and in flight", [plots.Plot("queue", "depth", name)], id="depth"),
             plots.section(request, "Rates", [plots.Plot("queue", "rates", name)]),
             page.PageSection("waiting", "Messages", waiting, ("message",), 2.0),
         ),
-        head=join(
-            widgets.search(
-                "/queue",
-                widgets.field(
-                    "Filter", "selector", selector, placeholder="amount > 3", hint="A JMS selector."
-                ),
-                name=name,
-            ),
-            acts,
-        ),
+        values={"name": name, "selector": selector, "words": WORDS},
     )
 
 
-def _body(message: rows.BrowsedMessage) -> Markup:
-    body = message.body
-    text = body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)
-    return tag("code", text if len(text) <= 200 else text[:199] + "…")
+def message(request: page.PageRequest) -> page.DashboardPage:
+    """One message of a queue: what it is, where it comes from, and what can be done with it."""
+    name, sequence = request.parameter("queue"), request.parameter("sequence")
+
+    async def load() -> page.Values:
+        if not sequence.isascii() or not sequence.isdigit() or not int(sequence[:18]) > 0:
+            raise errors.InvalidInput("the number of a message is required")
+        before = str(int(sequence[:18]) - 1)
+        found = await request.get("/queues/{name:path}/messages", name=name, cursor=before, limit=1)
+        if not found.items or str(found.items[0].sequence) != sequence:
+            raise errors.NotFound(
+                f"the message {sequence} is not in the queue {name}", hint="it was received, moved or expired"
+            )
+        made: rows.BrowsedMessage = found.items[0]
+        times = {"Sent": made.timestamp_ms, "Expires": made.expiration_ms}
+        facts: dict[str, Any] = {
+            "Type": made.type,
+            "Persistent": "yes" if made.persistent else "no",
+            "Priority": made.priority,
+            "Delivered before": "yes: its consumer failed or returned it" if made.redelivered else "no",
+            "Correlation": made.correlation_id or "–",
+            "Reply to": made.reply_to or "–",
+        }
+        dead = {
+            "From": made.properties.get(messages.DEAD_FROM),
+            "Reason": made.properties.get(messages.DEAD_REASON),
+        }
+        selector = f"JMSMessageID = {texts.literal(made.id)}" if made.id else ""
+        return {
+            "made": made,
+            "times": times,
+            "facts_": [*facts.items(), *((key, value) for key, value in dead.items() if value)],
+            "body": body_text(made),
+            "selector": selector,
+            "is_dead": name == destinations.DEAD_LETTERS,
+        }
+
+    return page.DashboardPage(
+        f"Message {sequence}",
+        TEMPLATE,
+        (page.PageSection("message", "", load, ("message",), 5.0),),
+        values={"name": "", "queue": name},
+    )

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+import markupsafe
 from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
@@ -20,58 +21,48 @@ from muster.core import errors, messages
 from muster.core.telemetry import log
 from muster.web import actions, problems, request_state
 from muster.web.auth import oidc, sessions
-from muster.web.components import html, layout, page, widgets
-from muster.web.pages import (
-    access,
-    activity,
-    alerts,
-    brokers,
-    contexts,
-    find,
-    forms,
-    machines,
-    overview,
-    pipeline,
-    playground,
-    queues,
-    resources,
-    sql,
-    topology,
-)
+from muster.web.components import layout, page, templates
+from muster.web.pages import access, alerts, contexts, fleet, forms, history, notification, queues, resources
+from muster.web.pages import system as system_
 from muster.web.rest import event_stream
 
 router = APIRouter()
 log_events = log.EventLog("web")
 
 PAGES: dict[str, page.Build] = {
-    "/": overview.overview,
-    "/find": find.find,
-    "/map": machines.machine_map,
-    "/machines": machines.machines,
-    "/zone": machines.zone,
-    "/group": machines.group,
-    "/machine": machines.machine,
+    "/": fleet.overview,
+    "/find": system_.find,
+    "/map": fleet.machine_map,
+    "/machines": fleet.machines,
+    "/zone": fleet.zone,
+    "/group": fleet.group,
+    "/machine": fleet.machine,
     "/alerts": alerts.alerts,
-    "/history": pipeline.history,
-    "/sql": sql.sql,
+    "/loop": notification.loop,
+    "/history": history.history,
+    "/sql": history.sql,
     "/resources": resources.resources,
     "/resource": resources.resource,
     "/apply": resources.apply,
     "/rollouts": resources.rollouts,
     "/managers": resources.managers,
-    "/playground": playground.playground,
+    "/playground": notification.playground,
+    "/events": notification.events,
+    "/event": notification.event,
     "/contexts": contexts.contexts,
     "/contexts/details": contexts.context,
     "/queues": queues.queues,
     "/queue": queues.queue,
-    "/topology": topology.topology,
-    "/brokers": brokers.brokers,
-    "/pipeline": pipeline.progress,
-    "/report-delay": pipeline.report_delay,
-    "/activity": activity.activity,
+    "/message": queues.message,
+    "/topology": system_.topology,
+    "/brokers": system_.brokers,
+    "/pipeline": system_.pipeline,
+    "/report-delay": system_.report_delay,
+    "/activity": system_.activity,
     "/logins": access.logins,
     "/tokens": access.tokens,
 }
+#: Pages about one thing
 SUBJECTS = (
     "/group",
     "/zone",
@@ -79,7 +70,10 @@ SUBJECTS = (
     "/resource",
     "/contexts/details",
     "/queue",
-)  # pages about one thing
+    "/message",
+    "/event",
+    "/loop",
+)
 STATIC = {  # the files by their names in the URL, with their types
     **{name: (name, "text/javascript") for name in ("muster.js", "charts.js", "map.js")},
     "muster.css": ("muster.css", "text/css"),
@@ -89,7 +83,7 @@ STATIC = {  # the files by their names in the URL, with their types
 }
 FIRST_S = 0.25  # slower sections are sent after the page
 LATER_S = 6.0  # even slower sections are left unchanged and retried
-LOADING = html.tag("p", "Loading…", cls="hint")
+LOADING = markupsafe.Markup('<p class="hint">Loading…</p>')
 LIVE_S = 1.0  # minimum interval between updates
 FORM_MAX = 1 << 20
 NOTE = "muster-note"
@@ -107,28 +101,36 @@ def _view(
     request: Request, person: sessions.LoginSession, path: str, query: dict[str, str]
 ) -> page.PageRequest:
     web = request_state.state_of(request)
-    return page.PageRequest(web, person, path, query, web.logins.form_token(person))
+    call = request_state.RestCall(web, person)
+    return page.PageRequest(call, path, query, web.logins.form_token(person))
 
 
 async def _inside(
-    section: page.PageSection, within_s: float, missing: set[str] | None = None
-) -> html.Markup | None:
+    request: page.PageRequest,
+    made: page.DashboardPage,
+    section: page.PageSection,
+    within_s: float,
+    missing: set[str] | None = None,
+) -> markupsafe.Markup | None:
     """The content of a section, or an error message; None if it takes longer than ``within_s``. The id of a
     section whose subject does not exist is added to ``missing``.
     """
-    making = asyncio.ensure_future(section.make())
+    loading = asyncio.ensure_future(section.load())
     try:
-        return await asyncio.wait_for(asyncio.shield(making), within_s)
+        loaded = await asyncio.wait_for(asyncio.shield(loading), within_s)
+        return layout.section(request, made, section, loaded)
     except TimeoutError:
-        making.add_done_callback(lambda done: done.cancelled() or done.exception())
+        loading.add_done_callback(lambda done: done.cancelled() or done.exception())
         return None
     except errors.MusterError as error:
         if missing is not None and isinstance(error, errors.NotFound):
             missing.add(section.id)
-        return widgets.problem(error.message, error.hint)
+        return templates.widget("problem", error.message, error.hint or "")
     except Exception as error:  # noqa: BLE001  (a bug in one section must not break the page)
         log_events.error("section-failed", section=section.id, error=error)
-        return widgets.problem(f"This section failed: {type(error).__name__}.", "The log has details.")
+        return templates.widget(
+            "problem", f"this section failed: {type(error).__name__}", "the log has details"
+        )
 
 
 async def _show(request: Request) -> Response:
@@ -148,7 +150,9 @@ async def _show(request: Request) -> Response:
     missing: set[str] = set()
     tables = page_request.parameter("tables")  # for a browser without scripts, which gets no later ones
     within_s = LATER_S if tables or request.method == "POST" else FIRST_S
-    contents = await asyncio.gather(*(_inside(section, within_s, missing) for section in made.sections))
+    contents = await asyncio.gather(
+        *(_inside(page_request, made, section, within_s, missing) for section in made.sections)
+    )
     sections = [
         (section, LOADING if inside is None else inside)
         for section, inside in zip(made.sections, contents, strict=True)
@@ -156,7 +160,13 @@ async def _show(request: Request) -> Response:
     note = _read_note(request)
     response = HTMLResponse(
         layout.page(
-            page_request, made, sections, theme=_theme(request), note=note, live=request.method == "GET"
+            page_request,
+            made,
+            sections,
+            domain=page_request.call.source.feed.domain,
+            theme=_theme(request),
+            note=note,
+            live=request.method == "GET",
         ),
         status_code=404 if missing and path in SUBJECTS else 200,
     )
@@ -180,7 +190,7 @@ async def live(request: Request) -> Response:
         raise errors.NotFound("there is no such page")
     page_request = _view(request, person, path, query)
     made = PAGES[path](page_request)
-    source = page_request.web.source
+    source = page_request.call.source
 
     async def changes() -> AsyncIterator[bytes]:
         shown: dict[str, bytes] = {}
@@ -198,7 +208,9 @@ async def live(request: Request) -> Response:
                     if turns.get(section.id) != turn or now_s >= due.get(section.id, 0.0):
                         turns[section.id], due[section.id] = turn, now_s + section.every_s
                         looked.append(section)
-                contents = await asyncio.gather(*(_inside(section, LATER_S) for section in looked))
+                contents = await asyncio.gather(
+                    *(_inside(page_request, made, section, LATER_S) for section in looked)
+                )
                 for section, inside in zip(looked, contents, strict=True):
                     if inside is None:
                         continue

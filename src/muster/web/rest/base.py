@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 from fastapi import Header, Path, Query
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette import convertors
 from starlette.responses import Response
 
@@ -18,6 +18,7 @@ from muster.core.formats import complete
 from muster.web import problems
 
 T = TypeVar("T")
+B = TypeVar("B", bound=BaseModel)
 LIMIT = 50
 LIMIT_MAX = 200
 
@@ -64,6 +65,15 @@ PROBLEMS: dict[int | str, dict[str, Any]] = dict.fromkeys(
 
 class StrictBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
+
+
+def parsed(kind: type[B], **values: Any) -> B:
+    """A body with these values; `errors.InvalidInput` if they do not fit."""
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise errors.InvalidInput(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
 
 
 class _Text(convertors.PathConvertor):

@@ -40,6 +40,16 @@ async def chart(
     )
 
 
+@router.of("GET /charted/{kind}", "What has charts of a kind, and their metrics", key=("kind", "name"))
+async def charted(
+    call: request_state.Call,
+    kind: Kind,
+    name: Annotated[str, Query(max_length=512, description="Only of this thing.")] = "",
+) -> list[charts.ChartedThing]:
+    """Of a machine its services too; of a resource that is not measured itself, its machine."""
+    return await call.source.charts.charted(kind, name)
+
+
 @router.of("GET /reports/map", "All machines by zone and group, each with its state or a metric")
 async def machine_map(
     call: request_state.Call,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import secrets
 from typing import Annotated, Any
 
-from fastapi import Query
+from fastapi import Path, Query
 from pydantic import Field
 
 from muster.notify import client, operations, protocol, rows
-from muster.web import request_state
+from muster.web import actions, request_state
+from muster.web.auth import sessions
+from muster.web.data import event_log
 from muster.web.data import rows as web_rows
 from muster.web.rest import base, route
 from muster.web.rest.base import StrictBody
@@ -93,6 +95,34 @@ async def explain(call: request_state.Call, body: ExplainBody) -> rows.DeliveryE
 
 
 router.operation("POST /notify/check", operations.CHECK, body=PolicyBody)
+
+
+@router.of("GET /notify/events", "The latest events, newest first, with the number of their receivers")
+async def events(
+    call: request_state.Call, limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
+) -> route.RowPage[event_log.EventRow]:
+    actions.require_role(call.person, sessions.WebRole.OPERATOR, "read events")
+    listed = [event_log.row(decided) for decided in await call.source.events.events(call.person)]
+    rows_, next_ = base.behind(listed, cursor, limit, lambda row: row.id)
+    return route.RowPage(rows_, next_, len(listed))
+
+
+@router.of("GET /notify/events/{id}", "What became of an event: its receivers, and the operations for it")
+async def event(
+    call: request_state.Call, id: Annotated[str, Path(min_length=1, max_length=256)]
+) -> event_log.EventTrace:
+    actions.require_role(call.person, sessions.WebRole.OPERATOR, "read events")
+    return await call.source.events.trace(call.person, id)
+
+
+@router.of("GET /alerts/loop", "What followed from an alert: events and operations, oldest first")
+async def loop(
+    call: request_state.Call,
+    rule: Annotated[str, Query(min_length=1, max_length=256)],
+    about: Annotated[str, Query(min_length=1, max_length=300)],
+) -> event_log.LoopTrace:
+    actions.require_role(call.person, sessions.WebRole.OPERATOR, "read events")
+    return await call.source.events.loop(call.person, rule, about)
 
 
 @router.of("POST /notify/events", "Send an event", status=202)

@@ -8,7 +8,8 @@ from fastapi import Path, Query
 from pydantic import Field
 
 from muster.core import errors
-from muster.message import destinations, listings, protocol
+from muster.message import destinations, listings, messages, protocol
+from muster.message.client import api as client
 from muster.web import request_state
 from muster.web.data import dispatcher_calls, rows
 from muster.web.rest import base, route
@@ -53,6 +54,24 @@ async def browse(
             call.person, name, selector=selector, after=base.number(cursor), limit=limit
         )
     )
+
+
+class MessageBody(StrictBody):
+    text: str = Field(max_length=1 << 20)
+    properties: dict[str, str | bool | int | float] = Field(default_factory=dict, max_length=100)
+    priority: int = Field(4, ge=0, le=9)
+
+
+@router.of("POST /queues/{name:path}/messages", "Send a text message to a queue", status=201)
+async def send(call: request_state.Call, name: Queue, body: MessageBody) -> rows.QueueSent:
+    async def act(bus: Any) -> rows.QueueSent:
+        made = messages.TextMessage(body.text, properties=body.properties)
+        async with client.Connection(bus) as connection:
+            to = destinations.queue(name)
+            await connection.session().producer(to, priority=body.priority).send(made)
+        return rows.QueueSent(queue=name, id=str(made.message_id))
+
+    return await call.run("send", f"queue:{name}", act, touches="message", service_audits=False)
 
 
 @router.of("DELETE /queues/{name:path}/messages", "Discard the messages of a queue")

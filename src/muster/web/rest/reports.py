@@ -48,6 +48,8 @@ class PastTime:
 
 
 Past = Annotated[PastTime, Depends()]
+NOW = PastTime()
+STANDARD = frozenset(reports_columns.STANDARD_METRICS)
 
 
 @router.of("GET /overview", "Summary of the fleet: counts, staleness, throughput, alerts")
@@ -79,10 +81,16 @@ async def group(call: request_state.Call, name: Name, past: Past) -> reports_col
     return await past.report(call, "group", name, lambda: call.source.group(name))
 
 
+@router.of("GET /reports/zones/{name:path}", "Report of a zone")
+async def zone(call: request_state.Call, name: Name) -> reports_columns.GroupReport:
+    return await call.source.zone(name)
+
+
 @router.of("GET /reports/nodes", "List machines by name")
 async def nodes(
     call: request_state.Call,
     group: Annotated[str, Query(max_length=256, description="Only machines of this group.")] = "",
+    zone: Annotated[str, Query(max_length=256, description="Only machines of this zone.")] = "",
     state_: Annotated[
         str, Query(alias="state", max_length=32, description="Only machines in this state, such as `stale`.")
     ] = "",
@@ -90,7 +98,7 @@ async def nodes(
     cursor: base.Cursor = "",
 ) -> route.RowPage[rows_.MachineRow]:
     rows, total, next_ = await call.source.feed.machines.page(
-        group=group, state=state_, after=cursor, limit=limit
+        group=group, zone=zone, state=state_, after=cursor, limit=limit
     )
     if not rows:
         call.source.require_connection()

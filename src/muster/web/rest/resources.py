@@ -60,6 +60,13 @@ async def resources(
     return route.RowPage(result.items, result.next)
 
 
+@router.of("GET /state-changes", "Changes of the states of resources of the last minutes, newest first")
+async def state_changes(
+    call: request_state.Call, limit: base.Limit = base.LIMIT
+) -> route.RowPage[protocol.ResourceStateChange]:
+    return route.RowPage(list(reversed(call.source.feed.changes))[:limit])
+
+
 @router.of("GET /resources/{name}", "Details of a resource")
 async def resource(
     call: request_state.Call, name: base.ResourceName

@@ -31,6 +31,9 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
 Key = tuple[str, ...] | Callable[[Any], base.Key]  # the fields that sort a list, unique together
 
+#: The function of each route and the type of its body, by its line: the pages of the dashboard call these.
+ANSWERS: dict[str, tuple[Callable[..., Awaitable[Any]], type[pydantic.BaseModel] | None]] = {}
+
 
 @dataclass(frozen=True, slots=True)
 class RowPage(Generic[T]):
@@ -114,6 +117,8 @@ class RouteTable(APIRouter):
         key: Key | None,
         more: dict[str, Any],
     ) -> None:
+        body = signature.parameters.get("body")
+        ANSWERS[line] = answer, None if body is None else body.annotation
         form = signature.return_annotation
         status = status or (200 if form not in (None, type(None)) else 204)
         parameters = [part.replace(kind=part.KEYWORD_ONLY) for part in signature.parameters.values()]

@@ -163,6 +163,8 @@
         },
       }, data, place);
     }
+    place.querySelector(".none")?.remove();
+    if (!chart.at_ms.length) place.append(Object.assign(document.createElement("p"), {className: "none", textContent: "No measurements in this time"}));
     setTimeout(() => newest(plot.u));  // after uPlot has updated its legend
     const words = chart.lines.map((line) => `${line.name} ${figure(line.values.findLast((value) => value != null), chart.unit)}`);
     place.setAttribute("aria-label", `${place.dataset.title}. Now ${words.join("; ") || "no measurements"}`);

@@ -57,6 +57,41 @@
     log.addEventListener("toggle", () => { clearTimeout(timer); if (log.open) more(); });
   }
 
+  // Completion of predicates: the attributes that a field names, and those that are listed on the page.
+  document.addEventListener("input", ({target}) => {
+    if (!target.dataset.words) return;
+    const field = target.closest(".field");
+    field.querySelector(".words")?.remove();
+    const word = /[\w.]+$/.exec(target.value.slice(0, target.selectionStart))?.[0];
+    if (!word) return;
+    const listed = [...document.querySelectorAll("[data-word]")].map((one) => one.dataset.word);
+    const known = [...new Set([...target.dataset.words.split(" "), ...listed])];
+    const fitting = known.filter((one) => one !== word && one.toLowerCase().startsWith(word.toLowerCase())).slice(0, 8);
+    if (!fitting.length) return;
+    const list = Object.assign(document.createElement("ul"), {className: "words"});
+    list.setAttribute("role", "listbox");
+    list.append(...fitting.map((one) => Object.assign(document.createElement("li"), {role: "option", textContent: one})));
+    list.addEventListener("mousedown", (event) => { event.preventDefault(); complete(target, event.target.textContent); });
+    field.append(list);
+  });
+  const complete = (input, word) => {
+    const at = input.selectionStart, begun = /[\w.]*$/.exec(input.value.slice(0, at))[0];
+    input.setRangeText(word, at - begun.length, at, "end");
+    input.closest(".field").querySelector(".words")?.remove();
+  };
+  document.addEventListener("keydown", (event) => {
+    const list = event.target.dataset?.words && event.target.closest(".field").querySelector(".words");
+    if (!list) return;
+    const rows = [...list.children], chosen = rows.findIndex((row) => row.ariaSelected === "true");
+    const step = {ArrowDown: 1, ArrowUp: -1}[event.key];
+    if (event.key === "Escape") list.remove();
+    else if (event.key === "Enter" && chosen >= 0) complete(event.target, rows[chosen].textContent);
+    else if (step) rows.forEach((row, n) => { row.ariaSelected = String(n === (chosen + step + rows.length) % rows.length); });
+    else return;
+    event.preventDefault();
+  });
+  document.addEventListener("focusout", (event) => { event.target.closest?.(".field")?.querySelector(".words")?.remove(); });
+
   const address = document.body.dataset.live;
   if (!address || !state) return;
 

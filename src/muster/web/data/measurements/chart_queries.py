@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,7 +14,7 @@ from muster.core.reports import columns
 from muster.manage import operations
 from muster.web.auth import sessions
 from muster.web.data import dispatcher_calls
-from muster.web.data.measurements import alert_spans, charts, latest_reports
+from muster.web.data.measurements import alert_spans, charts, latest_reports, samples
 from muster.web.data.measurements.charts import Row
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ AGES_STEP_S = 10  # within a second a single batch may arrive
 SAMPLED = ("channel", "queue", "node")
 MEMBERS = ("fleet", "group", "zone")
 SCOPES = {"fleet": "system", "group": "group", "zone": "zone", "machine": "node"}
+METRICS_MAX = 16  # charts of a thing
 BATCHES = {"batch_s": "batch", "rows_s": "reports", "lag_s": "age of the newest"}
 KINDS = (
     *("fleet", "group", "zone", "machine", "service", "resource"),
@@ -74,6 +76,64 @@ class ChartQueries:
         if kind == "domain" and metric == "age":
             threshold = (await self._source.capacity()).predicted_max_s or None
         return msgspec.structs.replace(made, threshold=threshold, marks=marks)
+
+    async def charted(self, kind: str, name: str) -> list[charts.ChartedThing]:
+        """What has charts of this kind: the thing with the name, or all. Of a machine, its services too.
+
+        Metrics specific to this fleet come first.
+        """
+        names: dict[str, list[str]] = {}
+        match kind:
+            case "fleet":
+                measured = {metric for _, metrics in self._feed.systems for metric in metrics}
+                names[""] = _ordered(measured, latest_reports.METRICS) or ["cpu_percent"]
+            case "group" | "zone":
+                report = await (self._source.group(name) if kind == "group" else self._source.zone(name))
+                names[name] = _ordered(report.metrics, latest_reports.METRICS)
+            case "machine":
+                return await self._charted_machine(name)
+            case "resource":
+                return await self._charted_resource(name)
+            case "broker":
+                names = {broker.name: ["messages"] for broker in await self._feed.brokers()}
+            case "domain":
+                names[""] = ["age", "messages"]
+            case "pipeline":
+                names[""] = list(BATCHES)
+            case _ if kind in SAMPLED:
+                metrics = [metric for sampled, metric in samples.LINES if sampled == kind]
+                names = dict.fromkeys(self._feed.samples.names(kind), metrics)
+        return [
+            charts.ChartedThing(kind=kind, name=own, metrics=metrics[:METRICS_MAX])
+            for own, metrics in names.items()
+            if name in ("", own)
+        ]
+
+    async def _charted_machine(self, name: str) -> list[charts.ChartedThing]:
+        latest = await self._source.node(name)
+        metrics = _ordered(latest.metrics, columns.STANDARD_METRICS)[:METRICS_MAX]
+        return [
+            charts.ChartedThing(kind="machine", name=name, metrics=metrics),
+            *(
+                charts.ChartedThing(
+                    kind="service", name=f"{name}/{service.name}", metrics=sorted(service.metrics)[:4]
+                )
+                for service in latest.services[:METRICS_MAX]
+            ),
+        ]
+
+    async def _charted_resource(self, name: str) -> list[charts.ChartedThing]:
+        """Its machine, if it is not measured itself."""
+        details: Any = await self._source.read(manage_operations.DESCRIBE, name=name)
+        machine = await self.machine_of(details.agent)
+        own = sorted(await asyncio.to_thread(self._feed.recent.service, machine, name))
+        if own:
+            return [charts.ChartedThing(kind="resource", name=name, metrics=own)]
+        if await self._feed.machines.node(machine) is None:
+            machine = name  # of a fleet in which each machine is a resource
+        if await self._feed.machines.node(machine) is None:
+            return []
+        return [charts.ChartedThing(kind="machine", name=machine, metrics=["cpu_percent", "memory_percent"])]
 
     async def _alerts(
         self, kind: str, name: str, metric: str, from_ms: int, to_ms: int
@@ -186,13 +246,16 @@ class ChartQueries:
         machine = await self.machine_of(details.agent)
         return await self._service(f"{machine}/{name}", metric)
 
-    async def service_metrics(self, machine: str, name: str) -> list[str]:
-        return sorted(await asyncio.to_thread(self._feed.recent.service, machine, name))
-
     async def machine_of(self, agent: str) -> str:
         """The machine that reports for an agent."""
         known = await self._feed.machines.node(agent)
         return agent if known is not None else "sensor" if agent == "local" else agent
+
+
+def _ordered(measured: Iterable[str], standard: Iterable[str]) -> list[str]:
+    """The metrics specific to this fleet, and the standard ones that are measured."""
+    names = set(measured)
+    return [*sorted(names - {*columns.STANDARD_METRICS}), *(name for name in standard if name in names)]
 
 
 def _total(rates: dict[str, float], ending: str) -> float:

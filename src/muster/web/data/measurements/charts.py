@@ -41,6 +41,14 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
     marks: list[ChartMark] = []
 
 
+class ChartedThing(msgspec.Struct, frozen=True, kw_only=True):
+    """Something of which there are charts, and their metrics."""
+
+    kind: str
+    name: str
+    metrics: list[str]
+
+
 def chart(
     title: str, rows: Iterable[Row], *, from_s: float, to_s: float, points: int = 600, unit: str = ""
 ) -> Chart:

@@ -86,8 +86,8 @@ class LatestReports:
         self._layout: tuple[Any, fleet_map.MapLayout] | None = None
         self.levels: dict[int, float] = {}  # level of channels -> time of the last batch, in s
 
-    def take(self, data: bytes, *, at_s: float) -> reports_columns.BatchInfo | None:
-        """Ingest a batch; malformed ones are ignored here and counted by the pipeline."""
+    def take(self, data: bytes, *, at_s: float) -> tuple[reports_columns.BatchInfo, int] | None:
+        """Ingest a batch: its properties and its rows. The pipeline counts malformed ones."""
         try:
             batch, facts = reports_columns.decode(data)
         except errors.MusterError:
@@ -98,7 +98,7 @@ class LatestReports:
         self.levels[facts.level] = at_s
         made = batch.column("reported_at").cast(pa.int64()).to_numpy() / 1e6
         self._measure(int(at_s), at_s - made)
-        return facts
+        return facts, batch.num_rows
 
     def add(self, batch: pa.RecordBatch) -> None:
         with self._lock:

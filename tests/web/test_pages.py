@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import os
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from axe_playwright_python.async_playwright import Axe
+from PIL import Image, ImageChops, ImageStat
 
 from muster.testing import child_process
 from tests.web import conftest
@@ -167,6 +171,92 @@ async def test_on_a_phone_nothing_is_wider_than_the_screen(furnished, visit):
     await here.page.click("#menu summary")
     await here.page.click("nav a[href='/brokers']")
     assert await here.page.inner_text("h1") == "Brokers"
+
+
+PICTURES = Path(__file__).parent / "pictures"  # grey, a quarter of the size: REWRITE=1 takes them anew
+PICTURED = {
+    "alerts": "/alerts",
+    "apply": "/apply",
+    "playground": "/playground",
+    "resources": "/resources?where=name+%3D+'kept'",
+    "tokens": "/tokens",
+}
+SCREENS = {"laptop": (1366, 768), "phone": (390, 844)}
+SCALE, DIFFERENCE_MAX = 4, 3.0  # of 255, on average: a line of text is less, another layout or palette more
+VARYING = "time, #receivers, #models, #summary, .legend, td.num, .hint"
+
+
+def difference(name: str, picture: bytes) -> float:
+    """How much a picture differs from the one that is kept."""
+    seen = Image.open(io.BytesIO(picture)).convert("L")
+    seen = seen.resize((seen.width // SCALE, seen.height // SCALE), Image.Resampling.BOX)
+    file = PICTURES / f"{name}.png"
+    if os.environ.get("REWRITE"):
+        PICTURES.mkdir(exist_ok=True)
+        seen.quantize(16).save(file, optimize=True)
+    return float(ImageStat.Stat(ImageChops.difference(Image.open(file).convert("L"), seen)).mean[0])
+
+
+@pytest.mark.timeout(300)
+async def test_pages_look_as_in_the_kept_pictures(furnished, visit):
+    differences = {}
+    for screen, (width, height) in SCREENS.items():
+        here = await visit("olga", viewport={"width": width, "height": height})
+        for scheme in ("light", "dark"):
+            await here.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+            for name, path in PICTURED.items():
+                await here.open(path)
+                await here.live()
+                shot = await here.page.screenshot(mask=[here.page.locator(VARYING)], mask_color="#808080")
+                differences[name, screen, scheme] = difference(f"{name}-{screen}-{scheme}", shot)
+    assert {name: off for name, off in differences.items() if off > DIFFERENCE_MAX} == {}
+
+
+async def test_a_predicate_is_completed_by_keyboard(furnished, visit):
+    here = await visit("vera")
+    await here.open("/resources")
+    await here.page.focus("#f-where")
+    await here.page.keyboard.type("gr")
+    await here.page.wait_for_selector(".words >> text=group")
+    await here.page.keyboard.press("ArrowDown")
+    await here.page.keyboard.press("Enter")
+    assert await here.page.input_value("#f-where") == "group"
+    await here.page.keyboard.type(" = 'default' AND sta")
+    await here.page.wait_for_selector(".words >> text=state")
+    await here.page.keyboard.press("Escape")
+    assert await here.page.locator(".words").count() == 0
+    assert await here.page.input_value("#f-where") == "group = 'default' AND sta"
+
+
+async def test_a_message_is_sent_read_and_moved(furnished, visit):
+    here = await visit("olga")
+    here.page.on("dialog", lambda dialog: dialog.accept())
+    await here.open("/queues")
+    await here.page.click("summary:text-is('Send a message')")
+    await here.page.fill("#f-name", "letters")
+    await here.page.fill("#f-text", NASTY)
+    await here.page.fill("#f-properties", "amount=3")
+    await here.page.click("button:text-is('Send')")
+    assert "Sent to letters" in await here.page.inner_text(".notice")
+    await here.open("/queue?name=letters")
+    await here.page.click("#waiting tbody a")
+    await here.page.wait_for_selector("#message pre")
+    assert await here.page.inner_text("#message pre") == NASTY
+    assert "amount" in await here.page.inner_text("#message")
+    assert await serious(here.page) == []
+    await here.page.fill("#f-to", "queue:archive")
+    await here.page.click("button:text-is('Move')")
+    assert "1 message" in await here.page.inner_text(".notice")
+    await here.page.goto(f"{here.running.url}/queue?name=archive")
+    await here.page.wait_for_selector("#waiting tbody tr")
+    await here.page.fill("#f-selector", "amount >")
+    await here.page.click("form[role=search]:has(#f-selector) button")
+    await here.page.wait_for_selector("#waiting .problem")
+    await here.page.goto(f"{here.running.url}/queue?name=archive")
+    await here.page.click("summary:text-is('Move or purge')")
+    await here.page.fill("#f-to", "nowhere:at all")
+    await here.page.click("button:text-is('Move')")
+    assert "Failed" in await here.page.inner_text(".notice.bad[role=alert]")
 
 
 async def test_the_keyboard_reaches_everything_and_the_theme_is_kept(furnished, visit):
@@ -377,6 +467,13 @@ async def test_the_playground_shows_receivers_and_reasons(furnished, visit):
         await here.page.click("text=Send this event")
         await here.page.wait_for_selector(".notice >> text=Sent: alert")
         await listening.line("alert level=4 from olga/web", timeout_s=30)
+        await here.open("/events")
+        await here.page.click("#events tbody tr:has-text('olga/web') a")
+        await here.page.wait_for_selector("#trace >> text=admin/s-1")
+        await here.page.wait_for_selector("#steps >> text=matching receivers: 1")
+        await here.page.wait_for_selector("#reached >> text=1 matching receiver")
+        assert await serious(here.page) == []
+        await here.page.click("#trace >> text=why")
         await here.page.fill("#f-content", "level=3")
         await here.page.click("text=Evaluate")
         await here.page.wait_for_selector("#reached >> text=0 matching receivers")

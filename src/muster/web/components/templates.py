@@ -19,6 +19,7 @@ from muster.web.components import drawings, page, texts
 
 WIDGETS = "widgets.html"
 WORD_MAX = 24
+NAMING = ("version", "sequence", "number", "pid", "partition")  # numbers that are names, not quantities
 BADGES = ("state", "severity", "status", "outcome", "replica_kind")
 
 
@@ -140,7 +141,7 @@ def _field(name: str, value: Any) -> str:
     if isinstance(value, int | float) and (at_s := cell_texts.time_s(name, value)) is not None:
         return widget("moment", int(at_s * 1000))
     text = cell_texts.cell(name, value)
-    return f"{value:,}" if type(value) is int and text == str(value) else text
+    return f"{value:,}" if type(value) is int and text == str(value) and name not in NAMING else text
 
 
 def _styled(cell: str, right: bool) -> tuple[str, str]:

@@ -111,7 +111,7 @@ def event_steps(decided: Decided, operations: Iterable[messages.Decision]) -> li
         LoopStep(
             at_ms=record.at_ms,
             what="matched",
-            text=f"{record.notifier}: {record.count:,} receivers match",
+            text=f"{record.notifier}: matching receivers: {record.count:,}",
             event=event.id,
         )
         for record in decided

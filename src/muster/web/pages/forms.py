@@ -15,6 +15,7 @@ from muster.core import errors, messages, units
 from muster.core.formats import complete
 from muster.notify import documents
 from muster.web import request_state
+from muster.web.components import texts
 from muster.web.rest import access, alerts, base, contexts, notifications, queues, resources
 
 BULK_MAX = 1000
@@ -174,7 +175,8 @@ async def _move(call: request_state.RestCall, fields: Given) -> str:
     to, selector = fields.get("to") or None, fields.get("selector") or None
     body = base.parsed(queues.MoveBody, to=to, selector=selector, limit=1000)
     result = await queues.move(call, fields["name"], body)
-    return f"Moved from {fields['name']} to {to or 'the original destinations'}: {result.moved:,} messages"
+    moved = texts.counted(result.moved, "message")
+    return f"Moved from {fields['name']} to {to or 'the original destinations'}: {moved}"
 
 
 async def _cancel(call: request_state.RestCall, fields: Given) -> str:

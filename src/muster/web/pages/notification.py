@@ -12,7 +12,7 @@ from muster.predicates.analysis import explanation
 from muster.web.components import drawings, page, texts
 from muster.web.data import event_log
 from muster.web.pages import forms
-from muster.web.rest import notifications
+from muster.web.rest import base, notifications
 
 SHOWN = 50
 TEMPLATE = "notification.html"
@@ -26,7 +26,9 @@ def playground(request: page.PageRequest) -> page.DashboardPage:
     sender = request.parameter("sender") or f"{request.person.name}/{notifications.PARTICIPANT}"
 
     def event() -> notifications.EventBody | None:
-        return notifications.EventBody(type=kind, content=forms.pairs(content)) if kind else None
+        if not kind:
+            return None
+        return base.parsed(notifications.EventBody, type=kind, content=forms.pairs(content))
 
     async def matches() -> page.Values:
         if not address:

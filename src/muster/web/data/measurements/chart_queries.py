@@ -124,7 +124,7 @@ class ChartQueries:
 
     async def _charted_resource(self, name: str) -> list[charts.ChartedThing]:
         """Its machine, if it is not measured itself."""
-        details: Any = await self._source.read(manage_operations.DESCRIBE, name=name)
+        details: Any = await self._source.read(operations.DESCRIBE, name=name)
         machine = await self.machine_of(details.agent)
         own = sorted(await asyncio.to_thread(self._feed.recent.service, machine, name))
         if own:

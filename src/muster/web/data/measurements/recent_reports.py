@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from muster.core.reports import columns as reports_columns
+from muster.core.reports import columns
 from muster.web.data.measurements.charts import Row
 
 BYTES_MAX = 64 << 20

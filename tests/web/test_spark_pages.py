@@ -38,7 +38,7 @@ SHOWN = {
     "/alerts": "document.querySelectorAll('main tbody tr').length >= 5",
     "/history?metric=cpu_percent&last=15m": f"{DRAWN}.length === 1"
     " && document.querySelectorAll('#rows tbody tr').length === 50",
-    "/pipeline": f"{DRAWN}.length === 3 && document.querySelector('#now').innerText.includes('running')",
+    "/pipeline": f"{DRAWN}.length === 3 && document.querySelector('#progress').innerText.includes('running')",
     "/report-delay": f"{DRAWN}.length >= 1",
 }
 

@@ -878,7 +878,7 @@ def test_the_overview_draws_what_only_this_fleet_reports():
 # The past
 
 
-def test_a_plot_has_a_gap_where_windows_are_missing(tmp_path):
+def test_a_chart_of_the_history_has_a_gap_where_windows_are_missing(tmp_path):
     """And thins what is between the gaps, never the gaps."""
     start_ms = 1_700_000_000_000
     totals = []
@@ -887,11 +887,16 @@ def test_a_plot_has_a_gap_where_windows_are_missing(tmp_path):
         many.cell.fold(test_history._column(float(number)))
         totals.append(many)
     test_history.store_groups(tmp_path, 0, totals)
-    history_search = history_reader.rollup_query("system", "", "cpu_percent", start_ms)
-    actual = history_reader.plot(str(tmp_path), history_search, "cpu_percent", 20)
-    gone = [(row.at_ms - start_ms) // 10_000 for row in actual if row.mean is None]
-    assert gone == [40]
-    assert [row.mean for row in actual if row.mean is not None] == [*range(0, 40, 4), *range(50, 90, 4)]
+    query = history_reader.members_query("system", "", "cpu_percent", start_ms)
+    rows = history_reader.series(str(tmp_path), query, "cpu_percent")
+    start_s = start_ms / 1000
+    made = charts_data.chart("CPU", rows, from_s=start_s, to_s=start_s + 900, points=45)
+    assert [line.name for line in made.lines] == ["mean", "95 %"]
+    mean = made.lines[0].values
+    assert mean.count(None) == 1
+    assert mean[:2] == [0.5, 2.5]
+    assert (mean[mean.index(None) - 1], mean[mean.index(None) + 1], mean[-1]) == (38.5, 50.5, 88.5)
+    assert history_reader.series(str(tmp_path / "none"), query, "cpu_percent") == []
 
 
 def test_the_history_of_a_machine_has_every_report_of_a_metric(tmp_path):
@@ -901,12 +906,13 @@ def test_the_history_of_a_machine_has_every_report_of_a_metric(tmp_path):
     ]
     test_history.store(tmp_path, 0, [*reports, traffic.report("other", 1, test_history.T0)])
     query = history_reader.machine_query("m'1", "own", test_history.T0, test_history.T0 + 10_000_000)
-    rows = sorted(history_reader.machine_plot(str(tmp_path), query, "own"))
+    rows = history_reader.series(str(tmp_path), query, "own")
     first_s = test_history.T0 / 1000 + 1
-    assert (len(rows), rows[0], rows[-1]) == (1500, (first_s, 1.0), (first_s + 1499, 1500.0))
+    last = (first_s + 1499, {"own": 1500.0})
+    assert (len(rows), rows[0], rows[-1]) == (1500, (first_s, {"own": 1.0}), last)
     query = history_reader.machine_query("m'1", "cpu_percent", test_history.T0, test_history.T0 + 3000)
-    assert len(history_reader.machine_plot(str(tmp_path), query, "cpu_percent")) == 2
-    assert history_reader.machine_plot(str(tmp_path / "none"), query, "cpu_percent") == []
+    assert len(history_reader.series(str(tmp_path), query, "cpu_percent")) == 2
+    assert history_reader.series(str(tmp_path / "none"), query, "cpu_percent") == []
 
 
 def test_rows_of_the_history_are_plain_values(tmp_path):

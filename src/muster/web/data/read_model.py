@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Hashable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -40,7 +40,10 @@ from muster.web.data import (
     turns,
 )
 from muster.web.data import rows as rows_
-from muster.web.data.measurements import alert_spans, chart_queries, fleet_map, latest_reports
+from muster.web.data.measurements import alert_spans, chart_queries, charts, fleet_map, latest_reports
+
+if TYPE_CHECKING:
+    from muster.pipeline.history import search
 
 READ_S = bus_feed.READ_S
 SCHEDULED_MAX = 1000  # the next messages
@@ -295,27 +298,13 @@ class ReadModel:
             lambda: self._in_turn(history_reader.read_page, self._history, query, limit, cursor),
         )
 
-    async def plot(
-        self, scope: str, name: str, metric: str, *, from_ms: int, points: int = 240
-    ) -> list[rows_.PlotPoint]:
-        """A metric of a scope over time, downsampled to at most ``points`` rows, oldest first."""
-        query = history_reader.rollup_query(scope, name, metric, from_ms)
+    async def series(self, query: search.HistorySearch, metric: str, kept_s: float) -> list[charts.Row]:
+        """The stored rows of a chart."""
         return await self.feed.cache.get(
-            ("plot", query, metric, points),
+            ("series", query, metric),
             "history",
-            10.0,
-            lambda: self._in_turn(history_reader.plot, self._history, query, metric, points),
-        )
-
-    async def machine_plot(
-        self, machine: str, metric: str, *, from_ms: int, to_ms: int
-    ) -> list[tuple[float, float | None]]:
-        query = history_reader.machine_query(machine, metric, from_ms, to_ms)
-        return await self.feed.cache.get(
-            ("machine plot", query, metric),
-            "history",
-            60.0,
-            lambda: self._in_turn(history_reader.machine_plot, self._history, query, metric),
+            kept_s,
+            lambda: self._in_turn(history_reader.series, self._history, query, metric),
         )
 
     async def sql(self, text: str, *, rows: int, as_of_ms: int | None = None) -> sql_runner.SqlRows:

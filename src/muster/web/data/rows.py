@@ -129,18 +129,6 @@ class FleetOverview(msgspec.Struct, frozen=True, kw_only=True):
     missing: dict[str, str] = {}
 
 
-class PlotPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A metric of a scope in one window, over all machines. All values are None in a gap."""
-
-    at_ms: int
-    mean: float | None = None
-    min: float | None = None
-    max: float | None = None
-    p95: float | None = None
-    machines: int | None = None
-    stale: int | None = None
-
-
 class ArrivalRow(msgspec.Struct, frozen=True, kw_only=True):
     """The ages of the reports that arrived within a second."""
 

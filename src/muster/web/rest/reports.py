@@ -181,18 +181,6 @@ async def sql(call: request_state.Call, body: SqlBody) -> sql_runner.SqlRows:
     return await call.source.sql(body.query, rows=body.rows, as_of_ms=body.as_of_ms)
 
 
-@router.of("GET /history-plot", "A metric of a scope over time, downsampled")
-async def plot(
-    call: request_state.Call,
-    metric: Annotated[str, Query(min_length=1, max_length=256)],
-    scope: Literal["system", "group", "zone"] = "system",
-    name: Annotated[str, Query(max_length=256)] = "",
-    from_ms: Annotated[int, Query(ge=0, le=(1 << 53) - 1)] = 0,
-    points: Annotated[int, Query(ge=2, le=2000)] = 240,
-) -> route.RowPage[rows_.PlotPoint]:
-    return route.RowPage(await call.source.plot(scope, name, metric, from_ms=from_ms, points=points))
-
-
 @router.of("GET /capacity", "Age of reports: predicted by the model, and measured")
 async def capacity(call: request_state.Call) -> rows_.CapacityView:
     return await call.source.capacity()

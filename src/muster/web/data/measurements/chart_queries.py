@@ -13,7 +13,7 @@ from muster.core import clock, errors
 from muster.core.reports import columns
 from muster.manage import operations
 from muster.web.auth import sessions
-from muster.web.data import dispatcher_calls
+from muster.web.data import dispatcher_calls, history_reader
 from muster.web.data.measurements import alert_spans, charts, latest_reports, samples
 from muster.web.data.measurements.charts import Row
 
@@ -164,10 +164,9 @@ class ChartQueries:
         before_s = rows[0][0] if rows else (to_s // 60 + 1) * 60  # the same for a minute: it is cached
         if from_s >= before_s - STEP_S_MIN:
             return rows
-        older = await self._source.machine_plot(
-            name, metric, from_ms=int(from_s // 60) * 60_000, to_ms=int(before_s * 1000)
-        )
-        return [*((at_s, {metric: value}) for at_s, value in older), *rows]
+        from_ms, to_ms = int(from_s // 60) * 60_000, int(before_s * 1000)
+        query = history_reader.machine_query(name, metric, from_ms, to_ms)
+        return [*await self._source.series(query, metric, 60.0), *rows]
 
     async def _service(self, name: str, metric: str, *_: float) -> list[Row]:
         machine, _slash, service = name.partition("/")
@@ -186,18 +185,9 @@ class ChartQueries:
         before_s = rows[0][0] if rows else time.time()
         if from_s >= before_s - step_s:
             return list(rows)
-        try:
-            plotted = await self._source.plot(
-                scope, name, metric, from_ms=int(from_s // 10 * 10_000), points=600
-            )
-        except errors.NotFound:
-            return list(rows)
-        older: list[Row] = [
-            (point.at_ms / 1000, {"mean": point.mean, "95 %": point.p95})
-            for point in plotted
-            if point.at_ms / 1000 < before_s
-        ]
-        return [*older, *rows]
+        query = history_reader.members_query(scope, name, metric, int(from_s // 10 * 10_000))
+        older = await self._source.series(query, metric, 10.0)
+        return [*(row for row in older if row[0] < before_s), *rows]
 
     # The domain
 

@@ -202,6 +202,33 @@ async def test_2_6_a_link_that_is_detached_while_it_is_attached_is_answered(
     assert await asyncio.to_thread(work) == [frames.ATTACH, frames.DETACH]
 
 
+@pytest.mark.parametrize("closed", [TRUE, b"\x42"])
+@pytest.mark.parametrize("handle", [0, 1])
+async def test_2_6_4_a_link_is_attached_again_before_its_detach_is_answered(
+    frame_client: raw_client.FrameClient, dial: conftest.Dial, closed: bytes, handle: int
+):
+    """The new one is another link, and receives."""
+    await (await dial()).session().producer(ORDERS).send("one")
+
+    def work() -> tuple[list[list[Any]], bytes]:
+        raw = frame_client
+        raw.send(*raw.attach_receiver(0, QUEUE))
+        raw.until(frames.ATTACH)
+        raw.send(
+            *(frames.DETACH, [amqp_types.uint(0), closed]),
+            *raw.attach_receiver(handle, QUEUE),
+            *(frames.DETACH, [amqp_types.uint(handle), closed]),
+            *raw.attach_receiver(0, QUEUE),
+            *raw.flow(0, 1),
+        )
+        answers = [raw.until(frames.ATTACH, frames.DETACH, frames.CLOSE, frames.END) for _ in range(4)]
+        return answers, raw.until(frames.TRANSFER)[1]
+
+    answers, payload = await asyncio.to_thread(work)
+    assert [answer[0] for answer in answers] == [frames.DETACH, frames.ATTACH, frames.DETACH, frames.ATTACH]
+    assert b"one" in payload
+
+
 ENDING = {
     "accepted": (raw_client.described(frames.ACCEPTED, []), []),
     "rejected": (raw_client.described(frames.REJECTED, []), ["one"]),

@@ -130,13 +130,16 @@ class LinkFactory:
         except errors.MusterError as error:
             link.condition = conditions.condition_of(error)
         if self._connection.running.has_link(link):  # its session may have ended meanwhile
-            if link.state & proton.Endpoint.LOCAL_UNINIT:
-                link.open()  # it was still being attached
-            (link.close if destroy else link.detach)()
+            self._connection.running.answer_detach(link, closed=destroy)
             self._connection.running.free(link)
 
     def _is_gone(self, link: Any) -> bool:
-        return link not in self._attaching
+        return link not in self._attaching or not self._connection.running.has_link(link)
+
+    def _check_is_there(self, link: Any) -> None:
+        """To be called after each wait; there is no link to report the error on."""
+        if self._is_gone(link):
+            raise errors.NotConnected("the client has detached the link")
 
     def _refuse(self, link: Any, error: errors.MusterError) -> None:
         link.source.type = link.target.type = proton.Terminus.UNSPECIFIED
@@ -144,7 +147,7 @@ class LinkFactory:
         link.condition = conditions.condition_of(error)
         link.close()
 
-    async def _temporary(self, *, topic: bool) -> destinations.Destination:
+    async def _temporary(self, link: Any, *, topic: bool) -> destinations.Destination:
         connection, number = self._connection.jms.name, self._connection.jms.next_number()
         if topic:
             made = destinations.temporary_topic(connection, number)
@@ -153,6 +156,7 @@ class LinkFactory:
             made = destinations.Destination(destinations.DestinationKind.TEMPORARY_QUEUE, name)
         self.check_may_send(made)
         await self._connection.jms.own_temporary(made)
+        self._check_is_there(link)
         self.temporaries.add(made.name)
         return made
 
@@ -194,9 +198,7 @@ class LinkFactory:
         destination: destinations.Destination | None = None
         coordinator = target.type == proton.Terminus.COORDINATOR
         if target.dynamic:
-            destination = await self._temporary(topic="temporary-topic" in capabilities)
-            if self._is_gone(link):
-                return
+            destination = await self._temporary(link, topic="temporary-topic" in capabilities)
             link.target.address = destination.name
             link.target.dynamic = True
             terminus.set_lifetime(link.target.properties)
@@ -208,8 +210,7 @@ class LinkFactory:
             self.check_may_send(destination)
             if destination.is_temporary and destination.name not in self.temporaries:
                 await self._connection.jms.request(protocol.CheckTemporary(str(destination)))
-                if self._is_gone(link):
-                    return
+                self._check_is_there(link)
         elif coordinator:
             transactions.check_capabilities(capabilities)
             terminus.set_symbols(link.target.capabilities, transactions.CAPABILITIES)
@@ -232,7 +233,7 @@ class LinkFactory:
         capabilities = terminus.symbols(source.capabilities)
         durable = source.durability != proton.Terminus.NONDURABLE
         if source.dynamic:
-            destination = await self._temporary(topic="temporary-topic" in capabilities)
+            destination = await self._temporary(link, topic="temporary-topic" in capabilities)
         else:
             destination = message_codec.address(source.address or "", capabilities)
             if destination.kind.value in capabilities and not destination.is_queue:
@@ -290,6 +291,7 @@ class LinkFactory:
 
     async def _attach_unsubscribe(self, link: Any, name: str, *, without_client_id: bool) -> None:
         rows = (await self._connection.jms.request(protocol.ListSubscriptions())).subscriptions
+        self._check_is_there(link)
         client_id = None if without_client_id else self._connection.jms.client_id
         identity, may = self._connection.jms.bus.identity, self._connection.gateway.may
         for row in rows:

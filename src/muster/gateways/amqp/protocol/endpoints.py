@@ -153,6 +153,7 @@ class AmqpLink:
         "on_oversize",
         "partial",
         "parts",
+        "peer_detached",
         "problem",
         "send_mode",
         "session",
@@ -165,6 +166,7 @@ class AmqpLink:
         self.session = session
         self.key = key
         self.namesake: AmqpLink | None = None  # the link of another session that had this key
+        self.peer_detached: bool | None = None  # whether the peer closed it with its detach
         self.problem: str | None = None  # why it is refused
         self.can_reject = True  # the peer knows this outcome of what it sends
         self.default_outcome: bytes | None = None  # of messages that the peer settles without an outcome

@@ -71,6 +71,8 @@ class AmqpEngine:
         self.accepted = 0  # number of messages accepted, if the last `push` contained nothing else
         self._links: dict[Any, endpoints.AmqpLink] = {}
         self._names: dict[endpoints.LinkKey, endpoints.AmqpLink] = {}  # the latest link with each name
+        # Those that proton has, also after the peer has detached them
+        self._of_sessions: dict[tuple[endpoints.AmqpSession, endpoints.LinkKey], endpoints.AmqpLink] = {}
         self._arriving: endpoints.AmqpSession | endpoints.AmqpLink | None = None
         self._arriving_number = 0  # the peer's channel of the session, or handle of the link
         self._output_pending = True  # proton may have output
@@ -241,9 +243,10 @@ class AmqpEngine:
                 self.budget.remove_links(1)
             raise ValueError("a begin or an attach with fields of the wrong type")
         if session is not None and code == frames.DETACH:
-            (handle,) = frames.numbers(frame, at, 1)
+            handle, closed = (*frames.fields(frame, at, 2)[0], None)[:2]
             link = session.links.pop(handle or 0, None)
             if link is not None:
+                link.peer_detached = bool(closed)
                 self.budget.remove_links(1)
                 self._release_link(link)
         elif session is not None and code == frames.END:
@@ -276,7 +279,8 @@ class AmqpEngine:
     def free(self, wrapper: Any) -> None:
         """Free a link that both sides have closed; proton would keep it as long as its session."""
         self.sync()  # its pending frames go first
-        del self._links[wrapper]
+        link = self._links.pop(wrapper)
+        del self._of_sessions[link.session, link.key]
         wrapper.free()
 
     def steal(self, link: endpoints.AmqpLink) -> None:
@@ -286,17 +290,27 @@ class AmqpEngine:
         self.close(link, "amqp:link:stolen", f"another link with the name {link.key[0]!r} was attached")
 
     def _free_name(self, session: endpoints.AmqpSession, key: endpoints.LinkKey) -> None:
-        """Proton has one link of a name in a session. The peer still knows the handle of the old one."""
-        old = self._names.get(key)
-        if old is None or old.session is not session:
+        """Proton has one link of a name in a session. The peer still knows the handle of the old one, or
+        attaches it again before its detach is answered.
+        """
+        old = self._of_sessions.get((session, key))
+        if old is None:
             return
-        self._on_stolen(old)
-        self.steal(old)
+        if old.peer_detached is None:
+            self._on_stolen(old)
+            self.steal(old)
+            for handle, link in session.links.items():
+                if link is old:
+                    session.links[handle] = endpoints.AmqpLink(session, key)
+        else:
+            self.answer_detach(old.wrapper, closed=old.peer_detached)
         self.free(old.wrapper)
-        for handle, link in session.links.items():
-            if link is old:
-                session.links[handle] = endpoints.AmqpLink(session, key)
         self._release_link(old)
+
+    def answer_detach(self, wrapper: Any, *, closed: bool) -> None:
+        if wrapper.state & proton.Endpoint.LOCAL_UNINIT:
+            wrapper.open()  # it was still being attached
+        (wrapper.close if closed else wrapper.detach)()
 
     def _release_link(self, link: endpoints.AmqpLink) -> None:
         link.detach()
@@ -318,6 +332,7 @@ class AmqpEngine:
             arriving.namesake = self._names.get(arriving.key)
             self._names[arriving.key] = arriving
             arriving.session.links[self._arriving_number] = self._links[event.link] = arriving
+            self._of_sessions[arriving.session, arriving.key] = arriving
         self._on_event(event)
 
     def _transfer(self, session: endpoints.AmqpSession, data: bytes, at: int, end: int) -> None:

@@ -630,7 +630,7 @@ async def test_a_unit_whose_state_systemd_does_not_report_is_not_taken_for_down(
         raise errors.TimedOut("systemctl show did not finish")
 
     adapter._systemctl = silent
-    watching = asyncio.create_task(adapter._watch())
+    watching = asyncio.create_task(adapter.poll())
     await eventually(lambda: reported)
     watching.cancel()
     assert (reported[0].exists, reported[0].state) == (True, health.HealthState.UNKNOWN)

@@ -12,7 +12,7 @@ distribution. It may rely on the following:
   noticed.
 
 ``do_NAME`` coroutines are operations for `muster exec RESOURCE NAME`; managers call ``start``, ``stop`` and
-``drain`` too.
+``drain`` too. An adapter with only ``do_start`` and ``do_stop`` drains by a stop, and restarts by both.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ import os
 import pathlib
 import secrets
 import typing
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import msgspec
 
 from muster.bus.brokers import config
-from muster.core import errors
+from muster.core import errors, health
 from muster.core.settings import loader
 from muster.manage import field_hints, protocol
 from muster.manage.adapters import shell
 from muster.supervision import tasks
 
 OPERATION_PREFIX = "do_"
+_COMPOSED = {"drain": ("stop",), "restart": ("stop", "start")}  # of adapters without their own
 HOOK_CHUNKS, HOOK_TEXT_MAX = 8, 500  # of the output of a hook
 HOOK_OUTPUT_S = 0.5  # for the rest of its output, which other processes may hold open
 
@@ -110,10 +111,33 @@ class Adapter(abc.ABC):
     can_move: ClassVar[bool] = False
     has_hooks: ClassVar[bool] = False  # whether it calls `run_hook` after each start and before each stop
     starts = 0  # by this object; for metrics
+    _config: Any = None  # None: its resource does not exist
+    _watching: asyncio.Task[None] | None = None
     mark = ""  # of the processes of the present run (`os_process.MARK`); for metrics
 
     def __init__(self, context: AdapterContext) -> None:
         self.context = context
+
+    def _require(self) -> Any:
+        """Its configuration."""
+        if self._config is None:
+            raise errors.NotFound(f"{self.context.name} does not exist")
+        return self._config
+
+    def watch(self, look: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run ``look`` in the background until `close`, if it does not run yet."""
+        if self._watching is None or self._watching.done():
+            self._watching = self.tasks.loop("watch", look)
+
+    async def poll(self) -> None:
+        """Report the state every ``every_s`` of the configuration, for `watch`."""
+        while self._config is not None:
+            try:
+                observed = await self.observe()
+            except errors.MusterError as error:  # it may be running
+                observed = protocol.ObservedState(True, health.HealthState.UNKNOWN, str(error))
+            self.context.report_state(observed)  # the agent publishes only changes
+            await asyncio.sleep(self._config.every_s)
 
     @functools.cached_property
     def tasks(self) -> tasks.TaskSupervisor:
@@ -141,8 +165,12 @@ class Adapter(abc.ABC):
     async def resume(self, config: Any) -> None:
         """The agent was restarted: find the resource by `AdapterContext.runtime`, and start nothing."""
 
-    async def close(self) -> None:  # noqa: B027  (many adapters have nothing to release)
+    async def close(self) -> None:
         """The agent stops. The resource continues to run."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+            self._watching = None
 
     async def log_page(self, query: protocol.LogQuery) -> protocol.LogPage:
         """A part of the log, for readers that follow it. It may be called during another call.
@@ -187,6 +215,10 @@ class Adapter(abc.ABC):
     async def execute(self, operation: str, arguments: dict[str, Any]) -> Any:
         """Perform an operation of this type: the method ``do_NAME``."""
         function = getattr(self, OPERATION_PREFIX + operation.replace("-", "_"), None)
+        if function is None and operation in _COMPOSED and operation in self.operations():
+            for part in _COMPOSED[operation]:
+                await self.execute(part, arguments)
+            return None
         if function is None:
             known = ", ".join(self.operations())
             raise errors.NotFound(f"the type {self.type_name} has no operation {operation!r}: it has {known}")
@@ -205,9 +237,8 @@ class Adapter(abc.ABC):
     def operations(self) -> list[str]:
         """The names of the operations: of the methods ``do_…``."""
         prefix = OPERATION_PREFIX
-        return sorted(
-            name.removeprefix(prefix).replace("_", "-") for name in dir(self) if name.startswith(prefix)
-        )
+        own = {name.removeprefix(prefix).replace("_", "-") for name in dir(self) if name.startswith(prefix)}
+        return sorted(own.union(name for name, parts in _COMPOSED.items() if own.issuperset(parts)))
 
 
 async def _read(chunks: AsyncIterator[tuple[int, bytes]], output: collections.deque[bytes]) -> None:

@@ -57,11 +57,10 @@ class BrokerAdapter(base.Adapter):
     type_name = "broker"
     config_type = BrokerResourceConfig
     can_be_renamed = False  # it runs in its folder, and other brokers refer to it by name
+    _config: BrokerResourceConfig | None
 
     def __init__(self, context: base.AdapterContext) -> None:
         super().__init__(context)
-        self._config: BrokerResourceConfig | None = None
-        self._watching: asyncio.Task[None] | None = None
         self._trusting: asyncio.Task[None] | None = None
         self._access: base.BrokerAccess | None = None
         self._ending: asyncio.Task[None] | None = None
@@ -78,7 +77,8 @@ class BrokerAdapter(base.Adapter):
             return
         links = {"links": config.links, "reserve": config.reserve, "ring": config.ring}
         if msgspec.structs.replace(before, **links) != config:
-            await self.do_restart()
+            await self.do_stop()
+            await self.do_start()
             return
         for name in set(before.links) - set(config.links):
             await self.broker.unlink(name)
@@ -150,10 +150,6 @@ class BrokerAdapter(base.Adapter):
             self.broker = self._ending = None
             if self._config is not None:
                 self._report_state()
-
-    async def do_restart(self) -> None:
-        await self.do_stop()
-        await self.do_start()
 
     async def do_links(self) -> list[dict[str, Any]]:
         """The current leaf links."""

@@ -78,11 +78,10 @@ class FileAdapter(base.Adapter):
 
     type_name = "file"
     config_type: ClassVar[type[msgspec.Struct]] = FileConfig
+    _config: FileConfig | None
 
     def __init__(self, context: base.AdapterContext) -> None:
         super().__init__(context)
-        self._config: FileConfig | None = None
-        self._watching: asyncio.Task[None] | None = None
         self._original = b""  # if nothing is stored
         self._is_reloading = False
 
@@ -90,13 +89,13 @@ class FileAdapter(base.Adapter):
         self._config = config
         if start:
             await self.do_start()
-        self._watch()
+        self.watch(self.poll)
 
     async def put(self, config: FileConfig) -> None:
         self._config = config
         if "was" in self.context.runtime:  # otherwise it is stopped
             await self.do_start()
-        self._watch()
+        self.watch(self.poll)
 
     async def delete(self) -> None:
         await self.close()
@@ -115,13 +114,7 @@ class FileAdapter(base.Adapter):
 
     async def resume(self, config: FileConfig) -> None:
         self._config = config
-        self._watch()
-
-    async def close(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
-            self._watching = None
+        self.watch(self.poll)
 
     async def do_start(self) -> None:
         """Write the file, if it is not as declared."""
@@ -165,18 +158,10 @@ class FileAdapter(base.Adapter):
         await self._restore()
         self.context.report_state(await self.observe())
 
-    async def do_drain(self) -> None:
-        await self.do_stop()
-
     async def do_restart(self) -> None:
         """Write the file again, with the present secrets."""
         self.context.runtime.pop("digest", None)
         await self.do_start()
-
-    def _require(self) -> FileConfig:
-        if self._config is None:
-            raise errors.NotFound(f"{self.context.name} does not exist")
-        return self._config
 
     async def _content(self, config: FileConfig) -> bytes:
         values = {_RESOURCE: self.context.name}
@@ -225,15 +210,6 @@ class FileAdapter(base.Adapter):
         if done.exit_code:
             reason = (done.errors or done.output).decode("utf-8", "replace").strip()[-500:]
             raise errors.Refused(f"{config.reload[0]} exited with {done.exit_code}: {reason}")
-
-    def _watch(self) -> None:
-        if self._watching is None or self._watching.done():
-            self._watching = self.tasks.loop("watch", self._watch_forever)
-
-    async def _watch_forever(self) -> None:
-        while self._config is not None:
-            self.context.report_state(await self.observe())  # the agent publishes only changes
-            await asyncio.sleep(self._config.every_s)
 
     # What was there before
 

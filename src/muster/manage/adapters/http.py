@@ -45,13 +45,12 @@ class HttpServiceConfig(
 class HttpAdapter(base.Adapter):
     type_name = "http"
     config_type = HttpServiceConfig
+    _config: HttpServiceConfig | None
 
     def __init__(self, context: base.AdapterContext) -> None:
         super().__init__(context)
-        self._config: HttpServiceConfig | None = None
         self._state = health.HealthState.DOWN
         self._reason = "not checked yet"
-        self._watching: asyncio.Task[None] | None = None
         self._probes = 0  # number of probes started
         self._latest_probe = 0  # the probe whose result is current
 
@@ -80,12 +79,6 @@ class HttpAdapter(base.Adapter):
         self._config = config
         await self._restart_watch()
 
-    async def close(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
-            self._watching = None
-
     async def do_start(self) -> None:
         config = self._require()
         if config.start is not None and self._state is not health.HealthState.UP:
@@ -99,22 +92,10 @@ class HttpAdapter(base.Adapter):
         await _call(config.stop, config.timeout_s)
         await self._check_now()
 
-    async def do_drain(self) -> None:
-        await self.do_stop()
-
-    async def do_restart(self) -> None:
-        await self.do_stop()
-        await self.do_start()
-
-    def _require(self) -> HttpServiceConfig:
-        if self._config is None:
-            raise errors.NotFound(f"{self.context.name} does not exist")
-        return self._config
-
     async def _restart_watch(self) -> None:
         await self.close()
         await self._check_now()
-        self._watching = self.tasks.loop("watch", self._watch)
+        self.watch(self._watch)
 
     async def _watch(self) -> None:
         failed = 0

@@ -65,13 +65,6 @@ class MemoryAdapter(base.Adapter):
         await self._do("stop")
         self._set_state(health.HealthState.DOWN)
 
-    async def do_drain(self) -> None:
-        await self.do_stop()
-
-    async def do_restart(self) -> None:
-        await self.do_stop()
-        await self.do_start()
-
     async def do_echo(self, text: Any = "") -> Any:
         await self._do("echo")
         return text

@@ -121,14 +121,13 @@ class ProcessAdapter(base.Adapter):
     can_move = True
     has_hooks = True
     config_type: ClassVar[type[msgspec.Struct]] = ProcessConfig
+    _config: ProcessConfig | None
 
     def __init__(self, context: base.AdapterContext) -> None:
         super().__init__(context)
         self._output = output.OutputLog(lambda: self.context.folder)
-        self._config: ProcessConfig | None = None
         self._pid: int | None = None  # pid of the session leader: the shim, or an adopted process
         self._command_pid: int | None = None
-        self._watching: asyncio.Task[None] | None = None
         self._checking: asyncio.Task[None] | None = None
         self._transitions = transitions.Transitions(context.name)
         self._spawning = False
@@ -201,9 +200,6 @@ class ProcessAdapter(base.Adapter):
 
     async def do_stop(self) -> None:
         await self._transitions.reach("stop", self._stop)
-
-    async def do_drain(self) -> None:
-        await self.do_stop()
 
     async def do_restart(self) -> None:
         await self._transitions.reach("restart", self._restart)
@@ -337,11 +333,6 @@ class ProcessAdapter(base.Adapter):
         await self._start()
 
     # The process
-
-    def _require(self) -> ProcessConfig:
-        if self._config is None:
-            raise errors.NotFound(f"{self.context.name} does not exist")
-        return self._config
 
     def _record_generation(self) -> None:
         """The current or next run is for the generation of the last call."""

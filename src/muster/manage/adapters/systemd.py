@@ -52,11 +52,7 @@ class SystemdAdapter(base.Adapter):
 
     type_name = "systemd"
     config_type = SystemdUnitConfig
-
-    def __init__(self, context: base.AdapterContext) -> None:
-        super().__init__(context)
-        self._config: SystemdUnitConfig | None = None
-        self._watching: asyncio.Task[None] | None = None
+    _config: SystemdUnitConfig | None
 
     async def create(self, config: SystemdUnitConfig, *, start: bool) -> None:
         await self.put(config)
@@ -80,7 +76,7 @@ class SystemdAdapter(base.Adapter):
             await self._systemctl("daemon-reload")
             await self._systemctl("try-restart", unit=True)  # the running unit has the old definition
         await self.close()
-        self._watching = self.tasks.loop("watch", self._watch)
+        self.watch(self.poll)
 
     async def delete(self) -> None:
         if self._config is None:
@@ -118,13 +114,7 @@ class SystemdAdapter(base.Adapter):
 
     async def resume(self, config: SystemdUnitConfig) -> None:
         self._config = config
-        self._watching = self.tasks.loop("watch", self._watch)
-
-    async def close(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
-            self._watching = None
+        self.watch(self.poll)
 
     async def do_start(self) -> None:
         await self._systemctl("start", unit=True)
@@ -132,20 +122,8 @@ class SystemdAdapter(base.Adapter):
     async def do_stop(self) -> None:
         await self._systemctl("stop", unit=True)
 
-    async def do_drain(self) -> None:
-        await self.do_stop()
-
     async def do_restart(self) -> None:
         await self._systemctl("restart", unit=True)
-
-    async def _watch(self) -> None:
-        while self._config is not None:
-            try:
-                observed = await self.observe()
-            except errors.MusterError as error:  # it may be running
-                observed = protocol.ObservedState(True, health.HealthState.UNKNOWN, str(error))
-            self.context.report_state(observed)  # the agent publishes only changes
-            await asyncio.sleep(self._config.every_s)
 
     async def _systemctl(self, *arguments: str, unit: bool = False) -> str:
         config = self._config

@@ -106,12 +106,11 @@ class ContainerAdapter(base.Adapter):
     type_name = "container"
     config_type: ClassVar[type[msgspec.Struct]] = ContainerConfig
     can_be_renamed = False  # the container has its name
+    _config: ContainerConfig | None
 
     def __init__(self, context: base.AdapterContext) -> None:
         super().__init__(context)
-        self._config: ContainerConfig | None = None
         self._transitions = transitions.Transitions(context.name)
-        self._watching: asyncio.Task[None] | None = None
         self._checking: asyncio.Task[None] | None = None
         self._state = health.HealthState.DOWN
         self._reason = "never started"
@@ -128,7 +127,7 @@ class ContainerAdapter(base.Adapter):
         if start:
             await self.do_start()
         else:
-            self._watch()
+            self.watch(self._watch_forever)
 
     async def put(self, config: ContainerConfig) -> None:
         before, self._config = self._config, config
@@ -141,7 +140,7 @@ class ContainerAdapter(base.Adapter):
             return
         self._record_generation()
         self._run = ""  # checked anew
-        self._watch()
+        self.watch(self._watch_forever)
 
     async def delete(self) -> None:
         if self._config is not None:
@@ -157,7 +156,7 @@ class ContainerAdapter(base.Adapter):
 
     async def resume(self, config: ContainerConfig) -> None:
         self._config = config
-        self._watch()
+        self.watch(self._watch_forever)
         await self._look()
 
     async def close(self) -> None:
@@ -171,9 +170,6 @@ class ContainerAdapter(base.Adapter):
 
     async def do_stop(self) -> None:
         await self._transitions.reach("stop", self._stop)
-
-    async def do_drain(self) -> None:
-        await self.do_stop()
 
     async def do_restart(self) -> None:
         await self._transitions.reach("restart", self._restart)
@@ -199,7 +195,7 @@ class ContainerAdapter(base.Adapter):
         try:
             known = await self._inspect(config)
             if known is not None and known["State"]["Running"]:
-                self._watch()
+                self.watch(self._watch_forever)
                 await self._look()
                 return
             environment = {}
@@ -218,7 +214,7 @@ class ContainerAdapter(base.Adapter):
         except errors.MusterError as error:
             self._report(health.HealthState.DOWN, f"cannot start: {error}")
             raise errors.Refused(f"{self.context.name}: {self._reason}") from error
-        self._watch()
+        self.watch(self._watch_forever)
         await self._look()
 
     async def _stop(self) -> None:
@@ -252,11 +248,6 @@ class ContainerAdapter(base.Adapter):
             )
 
     # The container
-
-    def _require(self) -> ContainerConfig:
-        if self._config is None:
-            raise errors.NotFound(f"{self.context.name} does not exist")
-        return self._config
 
     def _engine(self) -> engine.ContainerEngine:
         return engine.ContainerEngine(self._require().socket)
@@ -327,16 +318,12 @@ class ContainerAdapter(base.Adapter):
 
     # Observation
 
-    def _watch(self) -> None:
-        if self._watching is None or self._watching.done():
-            self._watching = self.tasks.loop("watch", self._watch_forever)
-
     async def _end_watch(self) -> None:
-        tasks = [task for task in (self._watching, self._checking) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._watching = self._checking = None
+        if self._checking is not None:
+            self._checking.cancel()
+            await asyncio.gather(self._checking, return_exceptions=True)
+            self._checking = None
+        await super().close()
 
     async def _watch_forever(self) -> None:
         """The engine answers when the container has ended; it may also be gone, and the engine too."""

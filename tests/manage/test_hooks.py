@@ -28,19 +28,19 @@ def hooks(folder: Path, **commands: str) -> protocol.Hooks:
     return protocol.Hooks(**{name: made(text) for name, text in commands.items()})
 
 
-async def create(host: House, wanted: protocol.Hooks, *command: str) -> protocol.OperationResult:
+async def create(host: House, declared: protocol.Hooks, *command: str) -> protocol.OperationResult:
     config: dict[str, Any] = {
         "command": command or ("sleep", "1000"),
         "environment": {"COLOR": "red"},
         "stop_s": 1,
     }
-    return await host.do("create", config=config, hooks=wanted, generation=1)
+    return await host.do("create", config=config, hooks=declared, generation=1)
 
 
 async def test_hooks_run_after_each_start_and_before_each_stop(agent_host, tmp_path):
     log = tmp_path / "log"
-    wanted = hooks(tmp_path, post_start=f"echo started $COLOR >> {log}", pre_stop=f"echo stops >> {log}")
-    assert (await create(agent_host, wanted)).outcome is DONE
+    declared = hooks(tmp_path, post_start=f"echo started $COLOR >> {log}", pre_stop=f"echo stops >> {log}")
+    assert (await create(agent_host, declared)).outcome is DONE
     assert agent_host.seen.state is UP
     assert log.read_text() == "started red\n"
     await agent_host.do("execute", operation="restart")
@@ -112,10 +112,10 @@ async def test_a_program_that_does_not_exist_is_named(agent_host):
 
 async def test_a_process_that_ends_before_its_hook_has_run_once(agent_host, tmp_path):
     log = tmp_path / "log"
-    wanted = hooks(tmp_path, post_start="sleep 0.3; exit 1")
-    answer = await create(agent_host, wanted, "sh", "-c", f"echo ran >> {log}")
+    declared = hooks(tmp_path, post_start="sleep 0.3; exit 1")
+    answer = await create(agent_host, declared, "sh", "-c", f"echo ran >> {log}")
     assert answer.outcome is DONE, "its end is reported, and decides"
-    assert agent_host.seen.properties["exit_code"] == 0
+    await eventually(lambda: agent_host.seen.properties.get("exit_code") == 0)
     assert log.read_text() == "ran\n"
 
 

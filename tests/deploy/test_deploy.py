@@ -22,7 +22,7 @@ from muster.bus.client import counters
 from muster.cli import main
 from muster.core.telemetry import metrics
 from muster.manage.agent import resource_metrics
-from muster.pipeline.job import progress_metrics
+from muster.pipeline.job import progress
 from muster.testing.plugin import require_part
 from tests import debian
 from tests.gateways.amqp import java_project
@@ -48,7 +48,7 @@ def exported() -> set[str]:
                 actual.add(f"muster_{node.args[0].value!s}{KINDS[node.func.attr]}")
     tables = metrics.Metrics(process=True)
     counters.ConnectionCounters(tables)
-    progress_metrics.ProgressMetrics(tables)
+    progress.ProgressMetrics(tables)
     resource_metrics.ResourceMetrics(tables, {})
     text = tables.exposition()[1].decode()
     return actual | set(re.findall(r"^# HELP (\w+)", text, re.MULTILINE))

@@ -175,7 +175,7 @@ def test_a_full_processor_is_unlike_a_diverse_group_unless_others_are_nearly_ful
 
 def total(scope: str, name: str, at_ms: int, value: float, machines: int) -> rollups.ScopeTotals:
     many = rollups.ScopeTotals(scope, name, at_ms)
-    many.cell.fold(test_history._column(value))
+    traffic.fold(many.cell, test_history._column(value))
     many.cell.table.machines[0] = machines
     return many
 

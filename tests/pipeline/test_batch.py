@@ -50,12 +50,12 @@ def root(tmp_path):
     ]
     test_history.store_alerts(tmp_path, 0, alerts)
     group = rollups.ScopeTotals("group", "web", T0)
-    group.cell.fold(test_history._column(40.0))
+    traffic.fold(group.cell, test_history._column(40.0))
     group.cell.table.machines[0] = 7
     totals = [group]
     for number in range(3):
         many = rollups.ScopeTotals("system", "", T0 + number * 3_600_000)
-        many.cell.fold(test_history._column(50.0 + number))
+        traffic.fold(many.cell, test_history._column(50.0 + number))
         many.cell.table.machines[0] = 10 + number
         totals.append(many)
     test_history.store_groups(tmp_path, 0, totals)

@@ -17,7 +17,7 @@ from muster.core.telemetry import log, metrics
 from muster.pipeline import protocol, settings
 from muster.pipeline.alerts import tracker
 from muster.pipeline.history import delta, tables
-from muster.pipeline.job import commit_state, history_writer, progress_metrics, service
+from muster.pipeline.job import commit_state, history_writer, progress, service
 from muster.pipeline.job.driver import continuation, driver_lease, driver_terms, fenced_stream, state_files
 from muster.testing.eventually import eventually
 
@@ -355,7 +355,7 @@ async def test_an_error_of_the_driver_itself_is_reported(bus, tmp_path, monkeypa
 async def test_a_standby_that_takes_over_is_not_up_before_its_first_batch(bus, tmp_path, monkeypatch):
     """A driver that was restarted was shown as up while Spark was still starting."""
     shown: list[protocol.BatchProgress] = []
-    measured = progress_metrics.ProgressMetrics(metrics.Metrics())
+    measured = progress.ProgressMetrics(metrics.Metrics())
     paths = service.PipelinePaths(tmp_path, ())
     running = service.PipelineService(bus, settings.PipelineSettings(), paths, on_progress=measured.update)
 
@@ -379,7 +379,7 @@ async def test_a_standby_that_takes_over_is_not_up_before_its_first_batch(bus, t
 
 
 def test_a_query_that_ends_again_and_again_is_failed_with_the_last_reason():
-    measured = progress_metrics.ProgressMetrics(metrics.Metrics())
+    measured = progress.ProgressMetrics(metrics.Metrics())
     seen = []
     for failures in (1, 2, 3):
         measured.update(protocol.BatchProgress(state="failed", reason="no table", failures=failures))

@@ -10,7 +10,7 @@ from muster.core import health, messages
 from muster.core.reports import columns
 from muster.monitor.channel import interpreters
 from muster.pipeline.alerts import rules, tracker
-from muster.pipeline.fleet import blocks, cells, node_columns, rollups, window_cell
+from muster.pipeline.fleet import blocks, cells, node_columns, rollups
 from muster.pipeline.fleet import state as fleet_state
 from tests.pipeline import traffic
 
@@ -38,7 +38,7 @@ def again(known: fleet_state.FleetState, plan: fleet_state.FleetStatePlan) -> fl
     )
 
 
-def figures(cell: window_cell.WindowCell) -> dict[str, columns.MetricRollup]:
+def figures(cell: cells.WindowCell) -> dict[str, columns.MetricRollup]:
     return cell.rollups()
 
 
@@ -63,13 +63,13 @@ def test_quantiles_are_within_the_stated_error_and_cells_add_up_in_any_order():
     random = np.random.default_rng(7)
     values = random.lognormal(3, 2, (len(cells.METRICS), 3000))
     values[3, :100] = np.nan
-    cell, sums = window_cell.WindowCell(), cells.CellTable(2)
-    cell.fold(values)
+    cell, sums = cells.WindowCell(), cells.CellTable(2)
+    traffic.fold(cell, values)
     for part in np.array_split(values, 7, axis=1):
         table = cells.CellTable(2)
-        window_cell.WindowCell(table, 1).fold(part)
+        traffic.fold(cells.WindowCell(table, 1), part)
         sums.add(cells.CellTable.unpack(table.pack()), np.array([1, 0]))
-    parts = window_cell.WindowCell(sums, 0)
+    parts = cells.WindowCell(sums, 0)
     assert figures(cell)["load_1m"].p95 == figures(parts)["load_1m"].p95
     for row, name in enumerate(cells.METRICS):
         figure, exact = figures(cell)[name], values[row][~np.isnan(values[row])]
@@ -405,8 +405,8 @@ def test_odd_numbers_stop_nothing():
 
 
 def test_a_metric_without_values_has_no_roll_up():
-    cell = window_cell.WindowCell()
-    cell.fold(np.full((len(cells.METRICS), 3), math.nan))
+    cell = cells.WindowCell()
+    traffic.fold(cell, np.full((len(cells.METRICS), 3), math.nan))
     assert figures(cell) == {}
 
 

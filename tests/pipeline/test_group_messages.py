@@ -7,7 +7,7 @@ import pytest
 
 from muster.core import messages
 from muster.core.reports import columns, sketches
-from muster.pipeline.fleet import cell_arrays, cells, rollups, window_cell
+from muster.pipeline.fleet import cell_arrays, cells, rollups
 
 T0 = 1_700_000_000_000
 FORMER_ARRAYS = ("total", "machines", "oldest_ms", "partial", "states", "count", "sum", "min", "max")
@@ -37,7 +37,7 @@ def table_of(rows: int, seed: int = 1) -> cells.CellTable:
 
 def totals_of(table: cells.CellTable, scope: str = "group") -> list[rollups.ScopeTotals]:
     return [
-        rollups.ScopeTotals(scope, name, T0, 10_000, window_cell.WindowCell(table, row), 5, row)
+        rollups.ScopeTotals(scope, name, T0, 10_000, cells.WindowCell(table, row), 5, row)
         for row, name in enumerate(NAMES)
     ]
 
@@ -69,7 +69,7 @@ def test_a_metric_without_quantiles_has_none():
     table = cells.CellTable(1)
     table.total[0], table.count[0, 0], table.sum[0, 0] = 2, 2, 5.0
     table.min[0, 0], table.max[0, 0] = 2.0, 3.0
-    many = rollups.ScopeTotals("group", "web", T0, cell=window_cell.WindowCell(table))
+    many = rollups.ScopeTotals("group", "web", T0, cell=cells.WindowCell(table))
     (data,) = rollups.encoded_reports([many])
     report = messages.decode(data, columns.GroupReport)
     assert report.metrics == {"cpu_percent": columns.MetricRollup(count=2, sum=5.0, min=2.0, max=3.0)}
@@ -96,9 +96,7 @@ def test_selected_rows_of_a_table_have_the_same_reports(rows):
     part.compact(2)
     assert len(part) == len(rows)
     for row, former in enumerate(rows):
-        many = rollups.ScopeTotals(
-            "group", NAMES[former], T0, 10_000, window_cell.WindowCell(part, row), 5, former
-        )
+        many = rollups.ScopeTotals("group", NAMES[former], T0, 10_000, cells.WindowCell(part, row), 5, former)
         assert rollups.group_report(many) == whole[former]
 
 

@@ -226,7 +226,7 @@ def test_metrics_that_appear_within_an_hour_survive_compaction_and_are_in_its_ro
     store(tmp_path, 1, [traffic.report("m", 2, T0 + 1000, metrics={"load_1m": 2.0, "gpu": 7.0})])
     for batch, (metric, value) in enumerate((("queue", 5.0), ("gpu", 7.0))):
         many = rollups.ScopeTotals("group", "web", T0 + 10_000 * batch)
-        many.cell.fold(_column(1.0))
+        traffic.fold(many.cell, _column(1.0))
         zero = np.zeros(1, np.int64)
         many.cell.table.add_figures(*cell_arrays.extra_figures(zero, zero, np.array([value])), [metric])
         store_groups(tmp_path, batch, [many])
@@ -259,14 +259,14 @@ def test_baselines_are_computed_from_the_history(tmp_path):
     window_ms = 10_000
     for number in range(30):
         many = rollups.ScopeTotals("group", "web", T0 + number * window_ms)
-        many.cell.fold(_column(50.0 + number % 3))
+        traffic.fold(many.cell, _column(50.0 + number % 3))
         store_groups(tmp_path, number, [many])
     baselines = rollups.Baselines()
     rollup_rows.load_baselines(baselines, tmp_path, {"group"}, window_ms=window_ms)
     odd = rollups.ScopeTotals("group", "web", T0 + 400_000)
-    odd.cell.fold(_column(90.0))
+    traffic.fold(odd.cell, _column(90.0))
     usual = rollups.ScopeTotals("group", "web", T0 + 410_000)
-    usual.cell.fold(_column(51.0))
+    traffic.fold(usual.cell, _column(51.0))
     assert baselines.scores("group", "web", odd.from_ms, rollups.means(odd.cell))[0] > 10
     assert abs(baselines.scores("group", "web", usual.from_ms, rollups.means(usual.cell))[0]) < 3
 

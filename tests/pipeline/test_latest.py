@@ -86,7 +86,7 @@ def test_other_kinds_have_an_order_too_and_nothing_has_no_pages(tmp_path):
     window_ms = 10_000
     for number in range(3):
         many = rollups.ScopeTotals("group", "web", T0 + number * window_ms)
-        many.cell.fold(test_history._column(50.0))
+        traffic.fold(many.cell, test_history._column(50.0))
         test_history.store_groups(tmp_path, number, [many])
     history_search = search.HistorySearch(
         tables.GROUPS, "cpu_percent_mean = 50", columns=("window_start", "name")

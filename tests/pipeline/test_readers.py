@@ -43,7 +43,7 @@ def history_root(root):  # noqa: F811
 
 def _total() -> rollups.ScopeTotals:
     many = rollups.ScopeTotals("system", "", test_history.T0)
-    many.cell.fold(test_history._column(50.0))
+    traffic.fold(many.cell, test_history._column(50.0))
     return many
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies
 from muster.core import duplicates, messages
 from muster.core.reports import columns
 from muster.pipeline.alerts import rules
-from muster.pipeline.fleet import blocks, node_columns, rollups, shard_division, shards, state, window_grid
+from muster.pipeline.fleet import blocks, node_columns, rollups, shards, state, window_grid
 from tests.pipeline import traffic
 
 T0 = 1_700_000_000_000
@@ -43,9 +43,9 @@ def reports(sequence: int, at_ms: int, names: range) -> list[messages.NodeReport
 class ShardedFleet:
     """Shards as Spark runs them: the machines of a message are divided, and outputs are added up."""
 
-    def __init__(self, shards: int, plan_: state.FleetStatePlan) -> None:
+    def __init__(self, count: int, plan_: state.FleetStatePlan) -> None:
         self.plan = plan_
-        self.shards = [state.FleetState(plan_) for _ in range(shards)]
+        self.shards = [state.FleetState(plan_) for _ in range(count)]
         self.sequence = 0
 
     def feed(self, rows: list[messages.NodeReport], clock_ms: int, summary=None) -> list[state.ShardOutput]:
@@ -64,15 +64,15 @@ class ShardedFleet:
             outputs.append(shard.feed(pieces, clock_ms))
         return outputs
 
-    def rescale(self, shards: int, plan_: state.FleetStatePlan | None = None) -> None:
+    def rescale(self, count: int, plan_: state.FleetStatePlan | None = None) -> None:
         self.plan = plan_ or self.plan
         joined: dict[int, state.FleetState] = {}
         for number, shard in enumerate(self.shards):
             names = node_columns.NodeNames.unpack(shard.nodes.names.version, shard.nodes.names.pack())
             stored = state.FleetState.unpack(shard.pack(), self.plan, names)
-            for target, part in shard_division.split(stored, shards, cells_to=number % shards).items():
-                joined[target] = shard_division.merge(joined[target], part) if target in joined else part
-        self.shards = [joined.get(number, state.FleetState(self.plan)) for number in range(shards)]
+            for target, part in shards.split(stored, count, cells_to=number % count).items():
+                joined[target] = shards.merge(joined[target], part) if target in joined else part
+        self.shards = [joined.get(number, state.FleetState(self.plan)) for number in range(count)]
 
 
 def results(outputs: list[state.ShardOutput]) -> tuple[Any, ...]:
@@ -108,9 +108,9 @@ STEPS = [
 
 @hypothesis.given(strategies.lists(strategies.integers(1, 9), min_size=len(STEPS), max_size=len(STEPS)))
 @hypothesis.settings(max_examples=10, deadline=None)
-def test_any_number_of_shards_at_any_time_gives_the_same_results(shards):
+def test_any_number_of_shards_at_any_time_gives_the_same_results(numbers):
     steady, moving = ShardedFleet(4, plan()), ShardedFleet(4, plan())
-    for (rows, clock_ms), number in zip(STEPS, shards, strict=True):
+    for (rows, clock_ms), number in zip(STEPS, numbers, strict=True):
         moving.rescale(number)
         expected, actual = results(steady.feed(rows, clock_ms)), results(moving.feed(rows, clock_ms))
         assert actual == expected

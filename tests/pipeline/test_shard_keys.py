@@ -11,7 +11,7 @@ import pytest
 from muster.bus import api
 from muster.core.reports import columns
 from muster.pipeline.fleet import blocks, shards
-from muster.pipeline.source import piece_files, rows, shard_keys
+from muster.pipeline.source import piece_files, rows, shard_keys, spark_internals
 from tests.pipeline import traffic
 
 
@@ -134,18 +134,8 @@ def test_a_message_with_an_impossible_name_is_refused_by_itself(name):
 def test_keys_spread_evenly_over_the_partitions(shards, partitions):
     keys = shard_keys.keys(shards, partitions)
     assert len(set(keys)) == shards
-    used = [shard_keys._hash(key) % partitions for key in keys]
+    used = [spark_internals.partition_of(key, partitions) for key in keys]
     assert {used.count(number) for number in range(partitions)} == {shards // partitions}
-
-
-def test_the_hash_is_sparks_own():
-    """What Spark answers to ``SELECT hash(0), hash(1), hash(42), hash(-1)``."""
-    assert [shard_keys._hash(number & 0xFFFFFFFF) for number in (0, 1, 42, -1)] == [
-        933211791,
-        -559580957,
-        29417773,
-        -1604776387,
-    ]
 
 
 def test_what_channels_dropped_is_counted_by_reason():

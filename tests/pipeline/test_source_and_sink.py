@@ -10,7 +10,7 @@ from pyspark import errors
 
 from muster import connection
 from muster.bus import api
-from muster.pipeline.source import session
+from muster.pipeline.source import spark_internals
 from muster.testing.eventually import eventually
 from muster.trust import keyring
 from muster.trust.permissions import roles
@@ -62,7 +62,7 @@ def body_of(*machines: str, sequence: int = 1) -> tuple[str, bytes]:
 
 
 def run(spark: Any, source: Any, checkpoint: Path) -> list[Any]:
-    session.activate(spark)
+    spark_internals.activate(spark)
     found: list[Any] = []
     query = (
         source.load()
@@ -103,7 +103,7 @@ async def test_a_batch_job_reads_metrics_and_counts_what_is_unreadable(guarded, 
         )
 
     def both() -> tuple[list[Any], list[Any]]:
-        session.activate(spark)
+        spark_internals.activate(spark)
         means = read("metrics").where("metric = 'queue'").groupBy("metric").avg("value").collect()
         return means, read("unreadable").groupBy("reason").count().collect()
 
@@ -118,7 +118,7 @@ async def test_rows_are_published_to_topics(guarded, spark, tmp_path):
     source = spark.readStream.format("muster").options(servers=broker.url, credentials=creds["lab"])
 
     def publish(identity: str) -> str:
-        session.activate(spark)
+        spark_internals.activate(spark)
         rows = source.load().selectExpr(
             "concat('busy/', machine) AS topic",
             "to_json(struct(machine, period_s)) AS data",

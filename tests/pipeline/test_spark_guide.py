@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from muster.pipeline.source import reader, rows, session
+from muster.pipeline.source import reader, rows, spark_internals
 from muster.testing.eventually import eventually
 from tests.pipeline import test_history, traffic
 from tests.pipeline.test_source_and_sink import guarded, store, trust  # noqa: F401 (fixtures)
@@ -74,7 +74,7 @@ async def test_the_streaming_job_writes_the_load_of_zones(guarded, spark, tmp_pa
 
     # The last one ends the first minute.
     await store(broker.url, creds["c1"], *((traffic.SUBJECT, body(minutes)) for minutes in (0, 5)))
-    session.activate(spark)
+    spark_internals.activate(spark)
     folder = tmp_path / "load"
     job = asyncio.create_task(asyncio.to_thread(run, "stream", broker.url, creds["lab"], str(folder)))
 

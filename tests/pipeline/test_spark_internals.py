@@ -1,4 +1,4 @@
-"""The private names of PySpark and delta-rs that `muster.pipeline` relies on.
+"""What `muster.pipeline` uses of PySpark and delta-rs beyond their public names.
 
 pyproject.toml excludes the next major versions.  Before one is admitted, this test shows which names have
 moved.
@@ -12,20 +12,27 @@ from typing import Any
 
 import pytest
 
+from muster.pipeline.source import spark_internals
+
 ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "src" / "muster" / "pipeline"
-SESSION = {"_jsparkSession", "_jvm"}
+SOURCE = ROOT / "src" / "muster"
+SESSION = {"_jsparkSession"}
 CONTEXT = {"_gateway", "_jsc", "_jvm"}
 DELTA = {"DeltaFileSystemHandler"}
 
 
-def _in_source(pattern: str) -> set[str]:
-    return {name for file in SOURCE.rglob("*.py") for name in re.findall(pattern, file.read_text())}
+def _in_source(pattern: str) -> dict[str, set[str]]:
+    """By file: the names."""
+    folders = ("pipeline", "analyses")
+    files = [file for folder in folders for file in (SOURCE / folder).rglob("*.py")]
+    found = {file.name: set(re.findall(pattern, file.read_text())) for file in files}
+    return {file: names for file, names in found.items() if names}
 
 
-def test_all_uses_are_listed():
-    assert _in_source(r"\b(?:session|spark|sparkContext|context)\.(_[a-z]\w*)") == SESSION | CONTEXT
-    assert _in_source(r"from deltalake\._internal import (\w+)") == DELTA
+def test_all_uses_are_in_one_file():
+    private = r"\b(?:session|spark|sparkContext|context)\.(_[a-z]\w*)"
+    assert _in_source(private) == {"spark_internals.py": SESSION | CONTEXT}
+    assert _in_source(r"from deltalake\._internal import (\w+)") == {"storage.py": DELTA}
 
 
 def test_spark_has_these_names(spark: Any):
@@ -37,12 +44,21 @@ def test_spark_has_these_names(spark: Any):
 
 
 def test_java_has_these_methods(spark: Any):
-    jvm = spark.sparkContext._jvm
-    jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)
-    assert jvm.java.lang.System.nanoTime() > 0
-    assert spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() >= 1
-    plan = spark._jsparkSession.sessionState().sqlParser().parsePlan("SELECT 1")
-    assert not jvm.java.lang.Class.forName("java.lang.String").isInstance(plan)
+    spark_internals.activate(spark)
+    spark_internals.probe(spark)
+    assert not spark_internals.has_executors(spark)  # the driver is all there is
+    assert spark_internals.is_select(spark, "SELECT 1")
+    assert not spark_internals.is_select(spark, "INSERT OVERWRITE DIRECTORY 'x' USING csv SELECT 1")
+    before = spark.conf.get(spark_internals.FILE_MANAGER, None)
+    spark.conf.unset(spark_internals.FILE_MANAGER)
+    spark_internals.avoid_processes(spark)
+    assert spark.conf.get(spark_internals.FILE_MANAGER, None) == before is not None
+
+
+@pytest.mark.parametrize("partitions", [2, 7, 64])
+def test_the_partition_of_a_key_is_sparks_own(spark: Any, partitions: int):
+    rows = spark.sql(f"SELECT id, pmod(hash(CAST(id AS INT)), {partitions}) AS p FROM range(100)").collect()
+    assert [spark_internals.partition_of(row["id"], partitions) for row in rows] == [row["p"] for row in rows]
 
 
 def test_delta_writes_an_object_from_bytes(tmp_path: Path):

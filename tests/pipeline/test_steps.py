@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 from muster.core import errors
 from muster.core.reports import columns
 from muster.pipeline import settings, steps
-from muster.pipeline.fleet import blocks, node_columns, rollups, shard_division, state
+from muster.pipeline.fleet import blocks, node_columns, rollups, shards, state
 from muster.pipeline.history import rollup_rows
 from muster.pipeline.job import query, query_plan
 from tests.pipeline import test_history, traffic
@@ -161,8 +161,8 @@ def test_numbers_of_machines_survive_batches_restarts_and_other_shards():
         ("a", 3, 1.0),
     ]
     fleet = state.FleetState.unpack(fleet.pack(), plan, fleet.nodes.names)
-    halves = list(shard_division.split(fleet, 2).values())
-    fleet = halves[0] if len(halves) == 1 else shard_division.merge(*halves)
+    halves = list(shards.split(fleet, 2).values())
+    fleet = halves[0] if len(halves) == 1 else shards.merge(*halves)
     again = piece(queue("a", 3, 9.0), queue("a", 2, 8.0), queue("b", 2, 4.0))  # two of them are repeated
     assert growths(codes, fleet, again) == [("b", 2, 3.0)]
     # The sensor restarts: sequences begin anew.
@@ -237,7 +237,7 @@ def test_metrics_of_groups_are_in_reports_rules_and_the_history(step):
     for name, loads in (("web", [10.0, 70.0]), ("idle", [])):
         many = rollups.ScopeTotals("group", name, test_history.T0)
         for load in loads:
-            many.cell.fold(test_history._column(load))
+            traffic.fold(many.cell, test_history._column(load))
         totals.append(many)
     assert steps.extend_groups(codes, totals) == {}
     assert rollups.facts(totals[0])["own.spread_mean"] == 60.0

@@ -2,10 +2,13 @@
 
 import time
 
+import numpy as np
+
 from muster.bus import api
 from muster.bus.client import client
 from muster.core import messages
 from muster.core.reports import columns
+from muster.pipeline.fleet import cells
 
 SUBJECT = "muster.monitor.from.c1.batch.root.0"
 STREAM = api.StreamSettings(columns.REPORTS_STREAM, (columns.REPORTS_SUBJECTS,))
@@ -34,6 +37,13 @@ def report(machine: str, sequence: int, at_ms: int, **more) -> messages.NodeRepo
         metrics=metrics,
         **more,
     )
+
+
+def fold(cell: cells.WindowCell, values: cells.Floats) -> None:
+    """Add reports to a cell: a row for each metric, a column for each report; NaN where not measured."""
+    reports = values.shape[1]
+    zeros, no = np.zeros(reports, np.int64), np.zeros(reports, np.bool_)
+    cell.table.add_reports(np.full(reports, cell.row), values, zeros, zeros, no, no)
 
 
 def body(rows: list[messages.NodeReport], **facts) -> bytes:

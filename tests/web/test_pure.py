@@ -884,7 +884,7 @@ def test_a_chart_of_the_history_has_a_gap_where_windows_are_missing(tmp_path):
     totals = []
     for number in (*range(40), *range(50, 90)):  # ten windows without a report
         many = rollups.ScopeTotals("system", "", start_ms + number * 10_000)
-        many.cell.fold(test_history._column(float(number)))
+        traffic.fold(many.cell, test_history._column(float(number)))
         totals.append(many)
     test_history.store_groups(tmp_path, 0, totals)
     query = history_reader.members_query("system", "", "cpu_percent", start_ms)

@@ -16,7 +16,7 @@ from muster.analyses import disk_forecast, outliers, rule_replay
 from muster.core import errors
 from muster.pipeline import spark as spark_
 from muster.pipeline.history import storage, tables
-from muster.pipeline.source import session
+from muster.pipeline.source import spark_internals
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -101,7 +101,7 @@ def make(
 
     ``with_demand``: include the demand for contexts, which reads all reports of the period.
     """
-    session.activate(spark)
+    spark_internals.activate(spark)
     name, from_ms, to_ms = bounds(period, day)
     hours = [
         HourFigures(

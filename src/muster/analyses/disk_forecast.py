@@ -16,7 +16,7 @@ import msgspec
 
 from muster.pipeline import spark as spark_
 from muster.pipeline.history import storage, tables
-from muster.pipeline.source import session
+from muster.pipeline.source import spark_internals
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -56,7 +56,7 @@ def forecast(
 
     A disk that is full already has the time ``now_ms``.
     """
-    session.activate(spark)
+    spark_internals.activate(spark)
     frame = forecast_frame(spark, root, from_ms=now_ms - int(last_s * 1000), to_ms=now_ms)
     rows = (
         frame.selectExpr(

@@ -19,7 +19,7 @@ import msgspec
 from muster.core.reports import columns
 from muster.pipeline import spark as spark_
 from muster.pipeline.history import storage, tables
-from muster.pipeline.source import session
+from muster.pipeline.source import spark_internals
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -57,7 +57,7 @@ def outliers(
     """The machines and metrics with the highest scores, highest first."""
     from pyspark.sql import functions
 
-    session.activate(spark)
+    spark_internals.activate(spark)
     rows = (
         outlier_frame(spark, root, from_ms=from_ms, to_ms=to_ms)
         .where(f"abs(score) >= {float(score_min)!r}")

@@ -26,7 +26,7 @@ import msgspec
 import pyarrow as pa
 
 from muster.core import errors
-from muster.pipeline.source import session
+from muster.pipeline.source import spark_internals
 from muster.predicates import ast, types
 from muster.predicates.backends import sql
 from muster.predicates.syntax import parser
@@ -129,7 +129,7 @@ def replay(
     ``access``: the connection options of `source.reader`.  The caller has checked the policy against the
     models.
     """
-    session.activate(spark)
+    spark_internals.activate(spark)
     raw = (
         spark.read.format("muster")
         .options(**access, payload="messages", streams=stream, onLoss="skip")

@@ -11,7 +11,7 @@ import msgspec
 
 from muster.pipeline import spark as spark_
 from muster.pipeline.history import storage, tables
-from muster.pipeline.source import session
+from muster.pipeline.source import spark_internals
 from muster.predicates import types
 from muster.predicates.analysis import type_check
 from muster.predicates.backends import sql
@@ -65,7 +65,7 @@ def replay(
     ``address`` is about the receiver.  A receiver's state is what its machine last reported before the event,
     not longer than ``horizon_s`` before.
     """
-    session.activate(spark)
+    spark_internals.activate(spark)
     events, deliveries = replay_frames(
         spark, root, policy, address=address, from_ms=from_ms, to_ms=to_ms, horizon_s=horizon_s
     )
@@ -176,7 +176,7 @@ def demand(
     From metrics of machines and services named ``reads.<key>`` (count in a period) or ``reads.<key>_s`` (rate
     per second, as for statsd counters).
     """
-    session.activate(spark)
+    spark_internals.activate(spark)
     frame = demand_frame(spark, root, prefix=prefix, from_ms=from_ms, to_ms=to_ms)
     rows = frame.orderBy("n", ascending=False).limit(DEMANDS_LISTED).collect()
     demands: dict[str, dict[str, float]] = {}

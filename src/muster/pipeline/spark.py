@@ -16,16 +16,15 @@ reads them with partition pruning and predicate push-down.
 from __future__ import annotations
 
 import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from muster.core import errors
 from muster.pipeline.history import delta, sql, storage, tables
+from muster.pipeline.source import spark_internals
 
 LAST_MS = 253_402_300_799_999  # the end of the year 9999
-_PLANS = "org.apache.spark.sql.catalyst.plans.logical"
-_STATEMENTS = ("Command", "ParsedStatement", "InsertIntoDir")
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -99,19 +98,11 @@ def query(spark: SparkSession, text: str, rows: int | None) -> pa.Table:
     from pyspark.errors import AnalysisException, ParseException
 
     try:
-        _require_select(spark, text)
+        if not spark_internals.is_select(spark, text):
+            raise errors.InvalidInput(sql.NOT_A_SELECT, hint=sql.READ_ONLY)
         frame = spark.sql(text)
         if rows is not None:
             frame = frame.limit(rows + 1)
         return sql.with_unique_names(frame.toArrow())
     except (AnalysisException, ParseException) as error:
         raise errors.InvalidInput(f"SQL: {str(error).splitlines()[0]}") from error
-
-
-def _require_select(spark: SparkSession, text: str) -> None:
-    """`spark.sql` executes other statements at once, such as one that writes files."""
-    plan = spark._jsparkSession.sessionState().sqlParser().parsePlan(text)
-    jvm: Any = spark._jvm
-    classes = jvm.java.lang.Class
-    if any(classes.forName(f"{_PLANS}.{name}").isInstance(plan) for name in _STATEMENTS):
-        raise errors.InvalidInput(sql.NOT_A_SELECT, hint=sql.READ_ONLY)

@@ -20,7 +20,7 @@ from muster.supervision import children, tasks
 from muster.trust.permissions import roles
 
 if TYPE_CHECKING:
-    from muster.pipeline.job import progress_metrics, service
+    from muster.pipeline.job import progress, service
 
 STOP_S = 60.0
 # A frozen driver is replaced after 30 s. Spark starts slowly, and a batch may keep the interpreter busy.
@@ -44,10 +44,10 @@ class PipelineComponent:
         self._service: service.PipelineService | None = None
         self._job: asyncio.Task[None] | None = None
         self._tasks = tasks.TaskSupervisor("pipeline")
-        self._measured: progress_metrics.ProgressMetrics
+        self._measured: progress.ProgressMetrics
 
     async def start(self, context: context_.ComponentContext) -> None:
-        from muster.pipeline.job import progress_metrics, service
+        from muster.pipeline.job import progress, service
 
         # The results of thousands of groups are many small objects without cycles.
         gc.set_threshold(GC_OBJECTS, 20, 20)
@@ -72,7 +72,7 @@ class PipelineComponent:
                 )
             ),
         )
-        self._measured = progress_metrics.ProgressMetrics(context.metrics)
+        self._measured = progress.ProgressMetrics(context.metrics)
         self._service = await asyncio.to_thread(
             service.PipelineService, self._bus, self._settings, paths, on_progress=self._measured.update
         )

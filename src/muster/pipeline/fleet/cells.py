@@ -4,7 +4,7 @@ A cell covers one window of one group, one zone or the system.  It has count, su
 every standard metric, the number of reports in each state, a histogram for quantiles, and the machines with
 the highest values.  A `CellTable` has a row for each cell, so that thousands of groups are updated, merged
 and stored by a few operations on arrays.  Tables can be merged in any order;
-`window_cell.WindowCell` is a view of one row.
+`WindowCell` is a view of one row.
 
 The buckets of histograms are those of `sketches`, with fewer bits: the relative error of a quantile is at
 most `RELATIVE_ERROR`.  Only non-empty buckets are stored.
@@ -45,7 +45,7 @@ _NO_NAMES = pa.array([], pa.string())
 NEVER = np.iinfo(np.int64).max  # in `CellTable.oldest_ms`: there is no report
 
 SHARES = (0.5, 0.95, 0.99)
-#: The rows of `window_cell.WindowCell.figures`.
+#: The rows of `WindowCell.figures`.
 FIGURES = ("count", "sum", "min", "max", "p50", "p95", "p99")
 
 #: For each array of a table: its rows (0: it has one dimension), its type, its initial value, and how two
@@ -460,6 +460,67 @@ class CellTable:
         table.dropped = dropped
         table.merged = {row: sketches.DistinctSketch.from_bytes(sketch) for row, sketch in merged.items()}
         return table
+
+
+class WindowCell:
+    """What is known of a group, a zone or the system in one window: one row of a table, or of a new one."""
+
+    __slots__ = ("row", "table")
+
+    def __init__(self, table: CellTable | None = None, row: int = 0) -> None:
+        self.table = CellTable(1) if table is None else table
+        self.row = row
+
+    @property
+    def total(self) -> int:
+        return int(self.table.total[self.row])
+
+    @property
+    def machines(self) -> int:
+        return int(self.table.machines[self.row])
+
+    @property
+    def count(self) -> Ints:
+        return self.table.count[:, self.row]
+
+    @property
+    def sum(self) -> Floats:
+        return self.table.sum[:, self.row]
+
+    @property
+    def states(self) -> dict[str, int]:
+        counts = self.table.stated()[self.row]
+        return {name: count for name, count in zip(STATES, counts, strict=True) if count}
+
+    @property
+    def extra(self) -> dict[str, ExtraMetric]:
+        return self.table.extras()[self.row]
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        return self.table.dropped.get(self.row, {})
+
+    @property
+    def oldest_ms(self) -> int | None:
+        oldest = int(self.table.oldest_ms[self.row])
+        return None if oldest == NEVER else oldest
+
+    @property
+    def partial(self) -> bool:
+        return bool(self.table.partial[self.row])
+
+    def machine_count(self) -> int:
+        """Number of different machines."""
+        merged = self.table.merged.get(self.row)
+        return self.machines + (merged.count() if merged is not None else 0)
+
+    def rollups(self) -> dict[str, columns.MetricRollup]:
+        return self.table.rollups()[self.row]
+
+    def figures(self) -> Floats:
+        """A row for each of `FIGURES`, a column for each metric; NaN where nothing was measured."""
+        figures: Floats = self.table.figures()[self.row]
+        return figures
 
 
 def bucket_of(values: Floats) -> Ints:

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from muster.core import errors, messages
-from muster.pipeline.fleet import cell_arrays, cells, rollups, shards, state, window_cell
+from muster.pipeline.fleet import cell_arrays, cells, rollups, shards, state
 from muster.pipeline.history import data_files
 
 
@@ -60,7 +60,7 @@ class MergedPart(msgspec.Struct, array_like=True):
                     name,
                     window.from_ms,
                     window.width_ms,
-                    window_cell.WindowCell(table, row),
+                    cells.WindowCell(table, row),
                     known,
                     stale,
                     gone,

@@ -17,7 +17,7 @@ import numpy as np
 from muster.core.reports import columns
 from muster.pipeline import protocol
 from muster.pipeline.alerts import rules, tracker
-from muster.pipeline.fleet import cells, group_messages, node_rules, state, window_cell
+from muster.pipeline.fleet import cells, group_messages, node_rules, state
 from muster.predicates.backends import python
 
 ALL = "*"  # the group of a zone's report: every group
@@ -37,7 +37,7 @@ class ScopeTotals:
     name: str
     from_ms: int
     width_ms: int = 10_000
-    cell: window_cell.WindowCell = field(default_factory=window_cell.WindowCell)
+    cell: cells.WindowCell = field(default_factory=cells.WindowCell)
     known: int = 0
     stale: int = 0
     gone: bool = False  # all of its machines were removed
@@ -119,9 +119,7 @@ def _listed(
     table.name_machines()
     table.figures()  # several threads read them later
     return [
-        ScopeTotals(
-            scope, name, *span_ms, window_cell.WindowCell(table, row), known, stale, gone=not remaining
-        )
+        ScopeTotals(scope, name, *span_ms, cells.WindowCell(table, row), known, stale, gone=not remaining)
         for row, (name, known, stale, remaining) in enumerate(zip(names, *figures.tolist(), strict=True))
     ]
 
@@ -197,7 +195,7 @@ def facts(many: ScopeTotals, scores: np.ndarray[Any, Any] | None = None) -> dict
     return attributes
 
 
-def means(cell: window_cell.WindowCell) -> np.ndarray[Any, Any]:
+def means(cell: cells.WindowCell) -> np.ndarray[Any, Any]:
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(cell.count > 0, cell.sum / cell.count, np.nan)
 

@@ -27,7 +27,7 @@ import pyarrow as pa
 from muster.core import errors
 from muster.core.reports import columns
 from muster.pipeline import protocol, steps
-from muster.pipeline.fleet import blocks, node_columns, removal, shard_division, state
+from muster.pipeline.fleet import blocks, node_columns, removal, shards, state
 from muster.pipeline.history import data_files, tables
 from muster.pipeline.job import query_plan, state_transfer, window_rows
 from muster.pipeline.job.driver import state_files
@@ -257,7 +257,7 @@ def processor(job: query_plan.QueryPlan, merging: window_rows.MergePlan) -> Any:
         def handleInitialState(self, key: Any, part: Row, timerValues: Any) -> None:
             known = state_transfer.load(part["version"], bytes(part["data"]), bytes(part["names"]), job.plan)
             if self._state.exists():
-                known = shard_division.merge(self._load((job.run, job.epoch, key[0])), known)
+                known = shards.merge(self._load((job.run, job.epoch, key[0])), known)
             self._store(key[0], known)
             self._names.update((known.nodes.names.pack(),))
 

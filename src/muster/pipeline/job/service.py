@@ -38,16 +38,16 @@ from muster.pipeline.fleet import state
 from muster.pipeline.history import maintenance, storage
 from muster.pipeline.job import (
     batch_commit,
-    batch_measure,
     checkpoint_label,
     history_upkeep,
+    progress,
     query_plan,
     request_handler,
     window_rows,
 )
 from muster.pipeline.job import query as job_query
 from muster.pipeline.job.driver import continuation, driver_lease, driver_terms, java_watch, standby
-from muster.pipeline.source import session
+from muster.pipeline.source import session, spark_internals
 from muster.supervision import tasks
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class PipelineService:
         self._progress = protocol.BatchProgress(state="starting")
         self._batches: collections.deque[protocol.BatchProgress] = collections.deque(maxlen=BATCHES_KEPT)
         self._rows_before = 0
-        self._stages = batch_measure.StartTimes()
+        self._stages = progress.StartTimes()
         self._killed_java = False
         self._loop: asyncio.AbstractEventLoop
         self._stop = asyncio.Event()
@@ -288,7 +288,7 @@ class PipelineService:
     def _kill_java(self) -> None:
         if self._given_spark is None and self._spark is not None:
             self._killed_java = True
-            session.kill(self._spark)
+            spark_internals.kill(self._spark)
             self._spark = None
 
     async def _remove_former(self) -> None:
@@ -450,7 +450,7 @@ class PipelineService:
 
     def _divide(self, spark: SparkSession, *, is_new: bool = False) -> tuple[int, int, int]:
         """Shards, partitions and splits: fixed for the term. ``is_new``: nothing was read yet."""
-        session.activate(spark)
+        spark_internals.activate(spark)
         if self._parallelism is None:
             full = self._settings.parallelism(session.cores(spark))
             self._parallelism = full
@@ -503,7 +503,7 @@ class PipelineService:
                     return GROWN
                 if not is_planned and self._spark is not None and time.monotonic() > begun_s + PLANNED_S:
                     is_planned = True
-                    await asyncio.to_thread(session.end_planners, self._spark)
+                    await asyncio.to_thread(spark_internals.end_planners, self._spark)
             # Spark reports a batch soon after its commit. Without one there is only its end to be noticed.
             wait_s = POLL_S if self._committed.is_set() and not is_new else IDLE_POLL_S
             if is_new:
@@ -520,7 +520,7 @@ class PipelineService:
         if self._stages.end("batch", last=True):
             self._log.info("driver-started", **self._stages.taken_ms)
         return msgspec.structs.replace(
-            batch_measure.measure(
+            progress.measure(
                 report,
                 done,
                 first=self._continuation.term.first,

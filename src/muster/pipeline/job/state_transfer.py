@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from muster.pipeline.fleet import node_columns, shard_division, state
+from muster.pipeline.fleet import node_columns, shards, state
 from muster.pipeline.job.driver import state_files
 
 if TYPE_CHECKING:
@@ -73,6 +73,6 @@ def _divided(row: dict[str, Any], plan: state.FleetStatePlan, keys: Sequence[int
             "data": part.pack(),
             "names": part.nodes.names.pack(),
         }
-        for number, part in shard_division.split(fleet, len(keys), cells_to=row["shard"] % len(keys)).items()
+        for number, part in shards.split(fleet, len(keys), cells_to=row["shard"] % len(keys)).items()
     ]
     return pa.RecordBatch.from_pylist(parts, schema=_ARROW)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from muster.core import errors
 from muster.pipeline.history import storage
-from muster.pipeline.source import code_archive, java_runtime
+from muster.pipeline.source import code_archive, java_runtime, spark_internals
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,9 +36,7 @@ CORES_STABLE = 4  # equal numbers in succession
 DYNAMIC = ("spark.dynamicAllocation.enabled", "spark.streaming.dynamicAllocation.enabled")
 # Where the environment has options for the Java of a driver.
 JAVA_OPTIONS = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
-_FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 _with_code: set[str] = set()  # applications that were sent it
-_PLANNER = b"pyspark.daemon\0pyspark.sql.worker."  # in the command line of a process that plans queries
 _SMALL_HEAP = "-Xms64m -XX:MinHeapFreeRatio=10 -XX:MaxHeapFreeRatio=20"
 _COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
 
@@ -97,7 +95,8 @@ def start(
         raise errors.Unavailable(f"Spark does not start: {error}\n{printed}".rstrip()) from error
     session.sparkContext.setLogLevel("ERROR")
     if is_local(master):
-        _avoid_processes(session, extra or {})
+        if spark_internals.FILE_MANAGER not in (extra or {}):
+            spark_internals.avoid_processes(session)
     else:
         send_code(session)
     session.dataSource.register(data_source.MusterDataSource)
@@ -117,18 +116,6 @@ def send_code(session: SparkSession) -> None:
 def is_local(master: str) -> bool:
     """Whether executors are threads of the driver's Java process."""
     return master.startswith("local") and not master.startswith("local-cluster")
-
-
-def _avoid_processes(session: SparkSession, given: dict[str, str]) -> None:
-    """By default Spark runs a program (``readlink``) for each file of a checkpoint on a file system, dozens
-    of times in each batch. Another of its classes renames files without that."""
-    setting = "spark.sql.streaming.checkpointFileManagerClass"
-    jvm = session.sparkContext._jvm
-    assert jvm is not None
-    if setting not in given:
-        with contextlib.suppress(Exception):  # a version of Spark that has it in another package
-            jvm.org.apache.spark.util.Utils.classForName(_FILE_MANAGER, True, True)
-            session.conf.set(setting, _FILE_MANAGER)
 
 
 def ui_settings(port: int) -> dict[str, str]:
@@ -285,13 +272,6 @@ def refuse_dynamic_allocation(session: SparkSession) -> None:
             )
 
 
-def activate(session: SparkSession) -> None:
-    """Set the active session of the calling thread, where Spark looks up data sources."""
-    jvm = session.sparkContext._jvm
-    assert jvm is not None
-    jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(session._jsparkSession)
-
-
 def cores(session: SparkSession) -> int:
     """The cores of Spark. Executors of a cluster register one by one: wait until their number is stable."""
     context = session.sparkContext
@@ -302,41 +282,6 @@ def cores(session: SparkSession) -> int:
         while stable < CORES_STABLE and time.monotonic() < deadline_s:
             time.sleep(CORES_POLL_S)
             now = context.defaultParallelism
-            has_executors = context._jsc.sc().getExecutorMemoryStatus().size() > 1
-            stable = stable + 1 if now == count and has_executors else 0
+            stable = stable + 1 if now == count and spark_internals.has_executors(session) else 0
             count = now
     return int(count)
-
-
-def probe(session: SparkSession) -> None:
-    """Call Java; returns when it has responded."""
-    jvm = session.sparkContext._jvm
-    assert jvm is not None
-    jvm.java.lang.System.nanoTime()
-
-
-def end_planners(session: SparkSession) -> None:
-    """End the Python processes with which Spark planned a query: it keeps them, some 40 MB each, and starts
-    them again when it needs them. Only those whose workers Spark has ended, a minute after their last use:
-    a worker that is gone would be an error of the next query. Only on Linux."""
-    process = getattr(session.sparkContext._gateway, "proc", None)
-    if process is None:
-        return
-    for thread in Path(f"/proc/{process.pid}/task").glob("*"):
-        with contextlib.suppress(OSError):
-            for pid in (thread / "children").read_text().split():
-                known = Path(f"/proc/{pid}")
-                is_idle = not (known / "task" / pid / "children").read_text()
-                if is_idle and _PLANNER in (known / "cmdline").read_bytes():
-                    os.kill(int(pid), signal.SIGTERM)
-
-
-def kill(session: SparkSession) -> None:
-    """End Java at once, without letting it finish what it does."""
-    context = session.sparkContext
-    process = getattr(context._gateway, "proc", None)
-    if process is not None:
-        process.kill()
-    elif context._jvm is not None:  # started by spark-submit
-        with contextlib.suppress(Exception):  # the connection ends before the reply
-            context._jvm.java.lang.Runtime.getRuntime().halt(1)

@@ -22,7 +22,7 @@ from muster.core.reports import columns
 from muster.pipeline import protocol
 from muster.pipeline.fleet import blocks, removal, shards
 from muster.pipeline.fleet import state as fleet_state
-from muster.pipeline.source import piece_files
+from muster.pipeline.source import piece_files, spark_internals
 
 SCHEMA = pa.schema(
     [
@@ -185,26 +185,12 @@ def _rows(rows: Iterable[Row]) -> pa.RecordBatch:
 def keys(count: int, partitions: int) -> tuple[int, ...]:
     """A key for each shard, so that each of Spark's partitions has the same number of shards.
 
-    Spark selects the partition by the hash of the key (Murmur3 of a 32-bit integer, seed 42); the first few
-    integers would not be distributed evenly.
+    Spark selects the partition by a hash of the key: the first few integers would not be distributed evenly.
     """
     chosen: list[int] = []
     candidate = 0
     while len(chosen) < count:
-        if _hash(candidate) % partitions == len(chosen) % partitions:
+        if spark_internals.partition_of(candidate, partitions) == len(chosen) % partitions:
             chosen.append(candidate)
         candidate += 1
     return tuple(chosen)
-
-
-def _hash(number: int) -> int:
-    mask = 0xFFFFFFFF
-    mixed = number * 0xCC9E2D51 & mask
-    mixed = (mixed << 15 | mixed >> 17) & mask
-    state = 42 ^ (mixed * 0x1B873593 & mask)
-    state = (state << 13 | state >> 19) & mask
-    state = (state * 5 + 0xE6546B64 & mask) ^ 4
-    state = (state ^ state >> 16) * 0x85EBCA6B & mask
-    state = (state ^ state >> 13) * 0xC2B2AE35 & mask
-    state ^= state >> 16
-    return state - (1 << 32) if state >> 31 else state  # signed, as Spark's

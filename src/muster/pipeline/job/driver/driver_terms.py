@@ -17,7 +17,6 @@ Numbers of batches continue over all terms: a batch of Spark has ``first`` added
 
 from __future__ import annotations
 
-import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,12 +27,12 @@ import msgspec
 from muster.core import files
 from muster.pipeline.history import storage
 from muster.pipeline.job import checkpoint_label
+from muster.pipeline.source import spark_internals
 
 FOLDER = "drivers"
 RECORD = "driver.json"
 SPARK = "spark"
 FENCED = 16  # terms before this one whose drivers may be paused and wake up again
-_SCHEMA_PATH = re.compile(r'"file:[^"]*?/(state/\d+/_stateSchema/[^"]*)"')
 
 Offsets = dict[str, int]  # the last sequence read, by stream
 
@@ -125,11 +124,10 @@ def relocate(checkpoint: str, epoch: int) -> None:
     if local is None:
         return
     spark = Path(folder_of(str(local), epoch)) / SPARK
-    root = f"file:{spark}"  # as Spark writes it, without escapes
     for path in spark.glob("state/*/_metadata/**/*"):
         if path.is_file() and not path.name.startswith("."):
             content = path.read_text()
-            corrected = _SCHEMA_PATH.sub(lambda match: f'"{root}/{match[1]}"', content)
+            corrected = spark_internals.with_folder(content, spark)
             if corrected != content:
                 path.with_name(f".{path.name}.crc").unlink(missing_ok=True)  # its checksum
                 files.write(path, corrected.encode(), mode=files.PUBLIC)
@@ -177,8 +175,7 @@ def _offsets(content: bytes | None) -> Offsets | None:
 
 
 def parse_offsets(content: bytes) -> Offsets:
-    """A file of Spark's log of offsets: its version, metadata, and the offset of each source, in lines."""
     try:
-        return msgspec.json.decode(content.splitlines()[2], type=Offsets)
-    except (IndexError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return spark_internals.offsets_of(content)
+    except (LookupError, ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise checkpoint_label.CheckpointUnusable(f"Spark's offsets cannot be read: {error}") from error

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from muster.pipeline.source import session
+from muster.pipeline.source import spark_internals
 from muster.supervision import tasks
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ async def until_unresponsive(spark: Callable[[], SparkSession | None], calls: ta
         current = spark()
         if current is None:
             continue
-        call = calls.spawn("probe", asyncio.to_thread(session.probe, current))
+        call = calls.spawn("probe", asyncio.to_thread(spark_internals.probe, current))
         done, _ = await asyncio.wait((call,), timeout=RESPONSE_S)
         if not done:
             return

@@ -13,7 +13,7 @@ from muster.bus.memory import network
 from muster.core import errors, messages
 from muster.pipeline import settings
 from muster.pipeline.alerts import tracker
-from muster.pipeline.job import batch_commit, commit_state
+from muster.pipeline.job import batch_commit, batch_plan, commit_state
 from muster.pipeline.source import shard_keys
 from tests.pipeline import traffic
 
@@ -46,15 +46,15 @@ async def test_alerts_of_a_former_checkpoint_end_unless_they_are_true_again(tmp_
     before.alert_tracker.apply([verdict(name, True, T0) for name in ("kept", "gone")], T0)
     before.save()
     same = await committer(tmp_path, "r1")
-    assert same._reconcile([], T0 + 10**9) == []
+    assert same._planner.reconcile([], T0 + 10**9) == []
 
     after = await committer(tmp_path, "r2")
-    assert after._reconcile([verdict("kept", True, T0 + 10_000)], T0 + 10_000) == []
+    assert after._planner.reconcile([verdict("kept", True, T0 + 10_000)], T0 + 10_000) == []
     after.save()
     restarted = await committer(tmp_path, "r2")  # it did not have the time to see all
-    assert restarted._reconcile([verdict("kept", True, T0 + 20_000)], T0 + 20_000) == []
-    assert restarted._reconcile([], T0 + 20_000 + batch_commit.RECONCILE_MS - 1) == []
-    ended = restarted._reconcile([], T0 + 20_000 + batch_commit.RECONCILE_MS)
+    assert restarted._planner.reconcile([verdict("kept", True, T0 + 20_000)], T0 + 20_000) == []
+    assert restarted._planner.reconcile([], T0 + 20_000 + batch_plan.RECONCILE_MS - 1) == []
+    ended = restarted._planner.reconcile([], T0 + 20_000 + batch_plan.RECONCILE_MS)
     assert [(end.about, end.on) for end in ended] == [("node:gone", False)]
     restarted.alert_tracker.apply(ended, T0 + 100_000)
     assert [alert.about for alert in restarted.alert_tracker.alerts()] == ["node:kept"]
@@ -107,9 +107,9 @@ async def test_of_two_saves_at_once_the_later_state_stays(tmp_path, monkeypatch)
 
 async def test_lost_messages_are_shown_for_their_time_although_the_driver_was_restarted(tmp_path):
     before = await committer(tmp_path, "r")
-    before.alert_tracker.apply([before._about_loss({shard_keys.LOST: 5}, T0)], T0)
+    before.alert_tracker.apply([before._planner.about_loss({shard_keys.LOST: 5}, T0)], T0)
     before.save()
     after = await committer(tmp_path, "r")
-    verdict_ = after._about_loss({}, T0 + 10_000)
+    verdict_ = after._planner.about_loss({}, T0 + 10_000)
     assert (verdict_.on, verdict_.value) == (True, 5.0)
-    assert not after._about_loss({}, T0 + batch_commit.LOSS_SHOWN_MS).on
+    assert not after._planner.about_loss({}, T0 + batch_plan.LOSS_SHOWN_MS).on

@@ -9,7 +9,7 @@ before another version is admitted.
 | `avoid_processes` | the manager of checkpoint files is a setting, the name of the class is not documented |
 | `has_executors` | PySpark counts cores, not whether executors have registered |
 | `probe`, `kill`, `end_planners` | PySpark has no name for its processes, of Java and of Python |
-| `is_select` | `SparkSession.sql` executes statements; there is no parser without that |
+| `is_select` | a session executes what it parses |
 | `partition_of` | keys of shards must be spread evenly; Spark says where one is only after a shuffle |
 | `offsets_of`, `with_folder` | files of a checkpoint: Spark reads them only to run the same query |
 """

@@ -224,5 +224,6 @@ def test_openmetrics_and_the_classic_text():
     assert metric_formats.openmetrics(classic, "app") == expected
     strict = '# TYPE a counter\na_total{x="1"} 5\n# TYPE b gauge\nb 2.5\n# EOF\n'
     assert metric_formats.openmetrics(strict, "app", content_type="application/openmetrics-text") == expected
-    with pytest.raises(errors.InvalidInput):
-        metric_formats.openmetrics("{{{ 1 1 1 x", "app")
+    for invalid in ("{{{ 1 1 1 x", f"# TYPE a counter\na_total {'9' * 400}\n# EOF\n"):
+        with pytest.raises(errors.InvalidInput):
+            metric_formats.openmetrics(invalid, "app", content_type="application/openmetrics-text")

@@ -252,7 +252,7 @@ def openmetrics(text: str, service: str, *, content_type: str = "") -> Figures:
             for sample in family.samples:
                 if not sample.name.endswith(("_bucket", "_created")):
                     _put(figures, service, named(sample.name, sample.labels.items()), sample.value)
-    except (ValueError, KeyError, IndexError, TypeError) as error:
+    except Exception as error:  # whatever that parser raises, the machine must not become silent
         raise messages.MalformedMessage(f"not OpenMetrics: {str(error)[:200]}") from error
     return figures
 

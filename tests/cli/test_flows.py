@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib.util
 import json
@@ -18,6 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
+import muster
 from muster.core import errors
 from tests.cli import driver
 
@@ -241,6 +243,11 @@ def test_a_subscription_by_tags_and_a_predicate(up):
         assert listener.wait(WAIT_S) == 0
 
 
+async def publish_with_reply(home: Path, topic: str, reply: str) -> None:
+    async with muster.open_async(home=home) as m:
+        await m.bus.publish(f"topic.{topic}", b"", reply=reply)
+
+
 def test_ask_and_answer_across_processes(up):
     with started("sub", "ping", "--reply", "pong", home=up) as answerer:
         deadline = time.monotonic() + WAIT_S
@@ -249,6 +256,8 @@ def test_ask_and_answer_across_processes(up):
             answer = driver.quick("request", "ping", "hello", home=up)
         assert answer.out == "pong\n"
         assert next_line(answerer) == "ping  hello\n"
+        asyncio.run(publish_with_reply(up, "ping", "elsewhere"))  # and the next request is answered
+        assert driver.quick("request", "ping", "again", home=up).out == "pong\n"
         answerer.send_signal(signal.SIGINT)
         assert answerer.wait(WAIT_S) == 130
 

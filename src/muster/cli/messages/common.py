@@ -44,7 +44,9 @@ def destination(text: str) -> destinations.Destination:
     from muster.message import destinations
 
     if not text.startswith(("queue:", "topic:", "temporary-queue:", "temporary-topic:")):
-        raise click.BadParameter(f"{text!r} is neither queue:NAME nor topic:NAME", param_hint="DESTINATION")
+        raise click.BadParameter(
+            f"{text!r} is neither queue:NAME nor topic:NAME, such as queue:{text}", param_hint="DESTINATION"
+        )
     return destinations.Destination.parse(text)
 
 
@@ -56,15 +58,8 @@ def topic(text: str) -> destinations.Destination:
     return where
 
 
-def property_of(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--property")
-    if value in ("true", "false"):
-        return name, value == "true"
-    for kind in (int, float):
-        try:
-            return name, kind(value)
-        except ValueError:
-            continue
-    return name, value
+def properties_of(texts: tuple[str, ...]) -> dict[str, Any]:
+    """Numbers and truth values as JSON writes them; everything else is text."""
+    values = command.assignments(texts, "--property")
+    parsed = {name: command.parse_value(text) for name, text in values.items()}
+    return {name: value if isinstance(value, int | float) else values[name] for name, value in parsed.items()}

@@ -67,9 +67,7 @@ def send(
             if not await publisher.wait_for_receiver(wait_s):
                 raise errors.TimedOut(f"no receiver of {topic} within {wait_s:g} s")
             for _ in range(count):
-                publisher.send(
-                    messages.TextMessage(body, properties=dict(map(common.property_of, properties)))
-                )
+                publisher.send(messages.TextMessage(body, properties=common.properties_of(properties)))
             return publisher.sent
 
     sent = common.with_connection(invocation, to, work)

@@ -76,7 +76,7 @@ def send(
     from muster.message import messages, rows
 
     where = common.destination(destination)
-    made = messages.TextMessage(body, properties=dict(map(common.property_of, properties)))
+    made = messages.TextMessage(body, properties=common.properties_of(properties))
 
     async def work(connected: api.Connection) -> None:
         producer = connected.session().producer(

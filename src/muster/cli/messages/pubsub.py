@@ -194,6 +194,7 @@ def sub(
     5 if --timeout expires first.
     """
     from muster.client import messages
+    from muster.core import errors
 
     printer = invocation.printer
     messages.selector(where)  # report syntax errors before connecting
@@ -210,7 +211,10 @@ def sub(
                 record = _record(message)
                 printer.item(record, _line(record))
                 if reply is not None and message.reply:
-                    await message.respond(reply.encode())
+                    try:
+                        await message.respond(reply.encode())
+                    except errors.InvalidInput as error:  # its sender wants the reply elsewhere
+                        printer.note(error.message)
                 seen += 1
                 if seen == count:
                     return

@@ -88,11 +88,6 @@ async def serve_until_signal(
             yield stop
 
 
-def pages_of_processes(invocation: command.Invocation) -> Path | None:
-    """Where processes publish the addresses of their health pages; None if they have none."""
-    return _pages_folder(invocation) if _health_settings().enabled else None
-
-
 def _pages_folder(invocation: command.Invocation) -> Path | None:
     from muster.app import home
 

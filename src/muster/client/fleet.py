@@ -102,9 +102,7 @@ class AsyncFleet:
             agent=agent,
             resources=hosted,
             report=report,
-            alerts=[
-                each for each in alerts if each.about.partition(":")[2].partition("/")[0] in (name, sensor)
-            ],
+            alerts=[alert for alert in alerts if _machine_of(alert) in (name, sensor)],
             receivers=list(receivers.receivers) if receivers is not None else [],
             notes=notes,
         )

@@ -212,6 +212,25 @@ async def test_a_handler_that_exits_ends_the_program(m: front.AsyncMuster, concu
         await m.wait_stopped()
 
 
+async def test_a_request_whose_handler_exits_is_answered(m: front.AsyncMuster):
+    @m.on("end")
+    async def end(text: str) -> str:
+        raise SystemExit(7)
+
+    with pytest.raises(muster.MusterError, match="end failed: SystemExit: 7"):
+        await m.request("end", "", timeout_s=1)
+    with pytest.raises(services.HandlerExit):
+        await m.wait_stopped()
+
+
+async def test_a_request_without_an_answer_names_its_topic(m: front.AsyncMuster):
+    with pytest.raises(errors.Unavailable, match="there is no subscriber on nobody/here"):
+        await m.request("nobody/here")
+    async with await m.subscribe("silent"):
+        with pytest.raises(errors.TimedOut, match="no reply on silent in 2 s"):
+            await m.request("silent", timeout_s=2)
+
+
 # Queues
 
 

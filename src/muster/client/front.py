@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from muster import connection
 from muster.bus import api
-from muster.bus.client import requests
 from muster.client import (
     contexts,
     fleet,
@@ -207,14 +206,8 @@ class AsyncMuster:
         `MusterError` with the code ``handler-failed``.
         """
         await self._started()
-        subject = messages.to_subject(topic)
-        try:
-            reply = await self.bus.request(
-                subject, messages.encode(content), headers=headers, timeout_s=timeout_s
-            )
-        except requests.NoResponders as error:
-            raise errors.Unavailable(f"there is no subscriber on {topic}") from error
-        messages.raise_error(reply)
+        subject, data = messages.to_subject(topic), messages.encode(content)
+        reply = await messages.request(self.bus, topic, subject, data, headers=headers, timeout_s=timeout_s)
         return messages.PublishedMessage(topic, reply.data, reply.headers, reply)
 
     async def reply(self, message: messages.PublishedMessage, content: messages.Content) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar, overload
 import msgspec
 
 from muster.bus import api
+from muster.bus.client import requests
 from muster.bus.rpc import error_replies
 from muster.core import errors, topics
 from muster.predicates.backends import python
@@ -61,6 +62,29 @@ def raise_error(reply: api.Message) -> None:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # of another library
         fault = error_replies.ErrorReply(code="handler-failed", message=described)
     raise error_replies.from_error_reply(fault)
+
+
+async def request(
+    bus: api.Bus,
+    topic: str,
+    subject: str,
+    data: bytes,
+    *,
+    headers: Mapping[str, str] | None,
+    timeout_s: float,
+) -> api.Message:
+    """The reply to a request; raises the error that it contains. ``topic``: for people."""
+    try:
+        reply = await bus.request(subject, data, headers=headers, timeout_s=timeout_s)
+    except requests.NoResponders as error:
+        raise errors.Unavailable(
+            f"there is no subscriber on {topic}",
+            hint=f"start a service that replies, or test with `muster sub {topic} --reply TEXT`",
+        ) from error
+    except errors.TimedOut as error:
+        raise errors.TimedOut(f"no reply on {topic} in {timeout_s:g} s") from error
+    raise_error(reply)
+    return reply
 
 
 def to_subject(topic: str) -> str:

@@ -250,21 +250,24 @@ async def serve_topic(subscription: messages.AsyncSubscription, caller: Caller, 
                 result = await caller(message, message.topic, received.trace)
                 if result is not None and message.wants_reply:
                     await received.respond(messages.encode(result))
-            except Exception as error:  # noqa: BLE001 - the next message is handled
-                failed(caller.handler, error, message.topic)
+            except (Exception, HandlerExit) as error:
                 if replies and message.wants_reply:
                     with contextlib.suppress(errors.MusterError):  # the connection is lost
                         data, headers = messages.error_reply(_fault(caller.handler, error))
                         await received.respond(data, headers=headers)
+                if isinstance(error, HandlerExit):
+                    raise
+                failed(caller.handler, error, message.topic)  # and the next message is handled
 
     async with subscription:
         await in_parallel(concurrency, work)
 
 
-def _fault(handler: Handler, error: Exception) -> error_replies.ErrorReply:
+def _fault(handler: Handler, error: BaseException) -> error_replies.ErrorReply:
     if isinstance(error, errors.MusterError):
         return error_replies.to_error_reply(error)
-    text = retries.described(f"{name_of(handler)} failed: {type(error).__name__}: {error}")
+    kind = "SystemExit" if isinstance(error, HandlerExit) else type(error).__name__
+    text = retries.described(f"{name_of(handler)} failed: {kind}: {error}")
     return error_replies.ErrorReply(code="handler-failed", message=text)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from muster.bus import api, message_format
-from muster.bus.client import counters, state_listeners, subscriptions
+from muster.bus.client import counters, requests, state_listeners, subscriptions
 from muster.bus.memory import storage, streams
 from muster.bus.streams import key_value as streams_key_value
 from muster.core import errors, lifecycle, subjects
@@ -274,7 +274,7 @@ class SimulatedBus(lifecycle.ClosingContext):
     ) -> SimulatedMessage:
         answers, no_subscriber = await self._exchange(subject, data, headers, 1, timeout_s, repeat)
         if no_subscriber:
-            raise errors.Unavailable(f"no subscriber on {subject!r}")
+            raise requests.NoResponders(f"no subscriber on {subject!r}")
         if not answers:
             raise errors.TimedOut(f"no reply from {subject!r} within {timeout_s:g} s")
         return answers[0]

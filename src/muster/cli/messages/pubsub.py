@@ -267,7 +267,6 @@ def request(
 
     DATA '-' is read from stdin. The exit code is 5 if there is no subscriber or no reply in time.
     """
-    from muster.bus.client import requests
     from muster.client import messages
     from muster.core import errors, units
 
@@ -279,15 +278,8 @@ def request(
                 return await bus.gather(
                     subject, payload, enough=enough, timeout_s=timeout_s, headers=with_headers
                 )
-            try:
-                reply = await bus.request(subject, payload, headers=with_headers, timeout_s=timeout_s)
-                messages.raise_error(reply)
-                return [reply]
-            except requests.NoResponders as error:
-                raise errors.Unavailable(
-                    f"there is no subscriber on {topic}",
-                    hint=f"start a service that replies, or test with `muster sub {topic} --reply TEXT`",
-                ) from error
+            options: Any = {"headers": with_headers, "timeout_s": timeout_s}
+            return [await messages.request(bus, topic, subject, payload, **options)]
 
     answers = command.run(ask())
     for answer in answers:

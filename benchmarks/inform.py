@@ -89,7 +89,7 @@ async def _append(node: node_node.InformationNode, count: int) -> float:
 
     async def append(number: int) -> None:
         record = protocol.ContextRecord(f"alone/{run}/{number}", (node.name,), 1 << 16, node.name, VALUE)
-        await node.state.log.append(record, node.state.log.applied)
+        await node.log.append(record, node.log.applied)
 
     return await _mean(append, count)
 

@@ -67,7 +67,7 @@ async def _experiment(
                 await near.reader.get(protocol.GetContext(chance.choice(keys)), "reader")
                 waited_s = loop.time() - began
                 took_ms.append(waited_s * 1000)  # none where it was read from memory
-            moved = near.state.replicas.permanent / contexts
+            moved = near.replicas.permanent / contexts
             samples.append(
                 Sample(
                     (loop.time() - start) / 60, statistics.fmean(took_ms), statistics.pstdev(took_ms), moved

@@ -50,7 +50,7 @@ async def main(
         await bus.subscribe(echo_of(name), handler=echo)
         facts = {
             "start_s": time.perf_counter() - begun,
-            "contexts": node.state.replicas.permanent,
+            "contexts": node.replicas.permanent,
             "resident_bytes": measure.resident_bytes(os.getpid()),
             "empty_bytes": empty_bytes,
         }

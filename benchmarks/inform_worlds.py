@@ -85,7 +85,7 @@ async def fleet(
             await node_node.start(bus, settings=chosen, max_bytes=4 << 30) as node,
         ):
             for _ in range(400):
-                if len(node.state.directory.nodes) == others:
+                if len(node.directory.nodes) == others:
                     break
                 await asyncio.sleep(0.05)
             yield node, caller

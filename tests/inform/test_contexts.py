@@ -96,7 +96,7 @@ async def test_what_is_too_large_or_malformed_is_refused_and_changes_nothing(sta
     )
     with pytest.raises(errors.NotFound, match="no operation"):  # a viewer cannot write by calling it reading
         protocol.result_of(answer.data, object)
-    assert node.state.log.applied == 0
+    assert node.log.applied == 0
 
 
 async def test_a_lease_ends_and_watchers_are_notified(start_node, inform):
@@ -113,7 +113,7 @@ async def test_a_lease_ends_and_watchers_are_notified(start_node, inform):
 
 async def test_find_takes_predicates_over_all_nodes(start_node, inform):
     nodes = [await start_node(name) for name in ("n1", "n2")]
-    await eventually(lambda: all(len(node.state.directory.nodes) == 1 for node in nodes))
+    await eventually(lambda: all(len(node.directory.nodes) == 1 for node in nodes))
     writers = [client.InformClient(inform._bus, node=node.name) for node in nodes]
     for number in range(6):
         await writers[number % 2].put(f"p/{number}", b"v", attributes={"floor": number, "tags": ["a"]})
@@ -168,7 +168,7 @@ async def test_a_deletion_stays_in_the_log_although_the_clock_of_its_node_is_beh
     await inform.put("k", b"v")
     await inform.delete("k")
     await node.maintenance.expire_due()
-    assert await node.state.current("k") is not None, "another node may be offline"
+    assert await node.records.current("k") is not None, "another node may be offline"
 
 
 async def test_a_watcher_that_missed_a_purged_deletion_learns_of_it(start_node, inform):
@@ -180,7 +180,7 @@ async def test_a_watcher_that_missed_a_purged_deletion_learns_of_it(start_node, 
     assert (await anext(received)).reason == "delete"
 
     async def is_forgotten() -> bool:
-        return await node.state.current("k") is None
+        return await node.records.current("k") is None
 
     await eventually(is_forgotten, timeout_s=30)
     with pytest.raises(errors.NotFound, match="no longer in the log"):
@@ -216,12 +216,12 @@ async def test_a_node_starts_where_the_end_of_the_log_is_forgotten(start_node, i
     await inform.delete("k")
 
     async def is_forgotten() -> bool:
-        return await node.state.current("k") is None
+        return await node.records.current("k") is None
 
     await eventually(is_forgotten, timeout_s=30)
     await node.close()
     again = await asyncio.wait_for(start_node(), 30)
-    assert list(again.state.replicas.index) == ["other"] * other
+    assert list(again.replicas.index) == ["other"] * other
     await inform.put("k", b"again")
     assert (await inform.get("k", max_staleness_s=0.0)).value == b"again"
 
@@ -254,7 +254,7 @@ async def test_a_context_stamped_by_a_clock_that_ran_ahead_is_written_on(start_n
     assert other.stamp < ahead.stamp, "and stamps of other nodes do not follow them"
     await inform.delete("k")
     await inform.put("k", b"3", lease_s=0.3)
-    await eventually(lambda: node.state.replicas.index["k"].deleted, timeout_s=30)
+    await eventually(lambda: node.replicas.index["k"].deleted, timeout_s=30)
 
 
 async def test_a_node_starts_with_its_view_and_reads_on(start_node, inform, tmp_path):
@@ -269,7 +269,7 @@ async def test_a_node_starts_with_its_view_and_reads_on(start_node, inform, tmp_
     again = await start_node("n1", view=file)
     assert again.reader.local("a").value == b"1"
     assert again.reader.local("gone") is None
-    assert again.state.log.applied == other.state.log.applied
+    assert again.log.applied == other.log.applied
 
 
 async def test_memory_is_bounded_and_what_was_evicted_is_read_again(start_node, inform, tmp_path):
@@ -277,8 +277,8 @@ async def test_memory_is_bounded_and_what_was_evicted_is_read_again(start_node, 
     node = await start_node("n1", view=file, memory_bytes=1 << 20)
     for number in range(60):
         await inform.put(f"k{number}", b"%d" % number + b"x" * 40_000)
-    assert node.state.replicas.memory_bytes <= 1 << 20
-    assert node.state.replicas.evicted > 0
+    assert node.replicas.memory_bytes <= 1 << 20
+    assert node.replicas.evicted > 0
     for number in (0, 30, 59):
         assert (await inform.get(f"k{number}")).value.startswith(b"%d" % number)
 
@@ -289,7 +289,7 @@ async def test_large_contexts_are_watched_listed_and_found_over_several_answers(
     for number in range(3):
         await inform.put("k", b"%d" % number + large[1:], attributes={"a": 1})
         await inform.put(f"k{number}", large, attributes={"a": 1})
-    await eventually(lambda: not node.state.unsaved, timeout_s=60)
+    await eventually(lambda: not node.records.unsaved, timeout_s=60)
     assert [change.value[:1] for change in (await inform.history("k")).changes] == [b"0", b"1", b"2"]
     received = []
     async for change in inform.watch("k"):
@@ -310,7 +310,7 @@ async def test_a_watcher_without_changes_leaves_nothing_behind(start_node, conne
         changes = protocol.WaitForChanges(f"never/{number}", 0, 0.01)
         answer = await bus.request(protocol.request_subject("bob", "changes"), protocol.encode(changes))
         assert protocol.result_of(answer.data, protocol.ContextHistory).changes == []
-    await eventually(lambda: len(node.state._waiting) == 0)
+    await eventually(lambda: len(node.changes._waiting) == 0)
 
 
 async def test_watchers_do_not_block_writers(start_node, inform, connect, monkeypatch):
@@ -333,7 +333,7 @@ async def test_an_unreadable_record_does_not_delay_expiry_of_others(start_node, 
         await inform.put(key, b"v", lease_s=0.5)
     log = await (await connect("stranger")).open_stream(protocol.STREAM)
     await log.publish(protocol.page_subject("stranger"), b"rubbish")
-    await eventually(lambda: node.state.replicas.index["b"].deleted, timeout_s=30)
+    await eventually(lambda: node.replicas.index["b"].deleted, timeout_s=30)
     assert node.failure() is None
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 import hypothesis
+import msgspec
 import pytest
 from hypothesis import strategies as st
 
 from muster.core import errors
 from muster.inform import access_rules, protocol
+from muster.inform import settings as settings_
 from muster.inform.node.replicas import demand, peers, placement, replica_table
 
 T = demand.DemandThresholds()
@@ -153,8 +155,13 @@ def info(name: str) -> protocol.ServerInformation:
     return protocol.ServerInformation(name, protocol.NodeLoad())
 
 
+def directory() -> peers.NodeDirectory:
+    settings = msgspec.structs.replace(settings_.DEFAULT, lost_after_s=10.0, refresh_s=1.0)
+    return peers.NodeDirectory("me", settings, replica_table.ReplicaTable("me", memory_bytes_max=1 << 20))
+
+
 def test_nodes_are_lost_when_silent_for_too_long_and_found_again():
-    seen = peers.NodeDirectory("me", lost_after_s=10)
+    seen = directory()
     assert seen.observe(info("a"), 0.0, round_trip_s=0.002)
     assert not seen.observe(info("a"), 5.0)
     assert not seen.observe(info("me"), 5.0)
@@ -165,17 +172,17 @@ def test_nodes_are_lost_when_silent_for_too_long_and_found_again():
 
 
 def test_a_node_that_was_disconnected_suspects_no_other():
-    seen = peers.NodeDirectory("me", lost_after_s=10)
+    seen = directory()
     seen.observe(info("a"), 0.0)
     seen.restart_timers(100.0)
     assert seen.remove_lost(105.0) == []
 
 
 def test_proximity_is_the_round_trip_smoothed():
-    seen = peers.NodeDirectory("me", lost_after_s=10)
+    seen = directory()
     seen.observe(info("a"), 0.0, round_trip_s=0.010)
     seen.observe(info("a"), 1.0, round_trip_s=0.110)
-    (_, view) = sorted(seen.views(info("me"), 1.0), key=lambda value: value.node == "a")
+    (_, view) = sorted(seen.views(1.0), key=lambda value: value.node == "a")
     assert 10 < view.proximity_ms < 110
 
 

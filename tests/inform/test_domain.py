@@ -42,7 +42,7 @@ async def test_users_of_a_domain_share_contexts_and_viewers_only_read(tmp_path):
     made = load_settings(tmp_path)
     async with domain.Domain(made, components=factories.components(made)) as running:
         nodes = running.component(part.InformationNodesComponent).nodes
-        await eventually(lambda: all(len(node.state.directory.nodes) == 1 for node in nodes))
+        await eventually(lambda: all(len(node.directory.nodes) == 1 for node in nodes))
         async with (
             await running.connect("ann", roles.Role.USER) as ann,
             await running.connect("vic", roles.Role.VIEWER) as vic,

@@ -59,7 +59,7 @@ async def test_an_identity_that_has_its_share_of_the_log_cannot_take_more(start_
     eve = client.InformClient(await connect("eve"))
     refused = await fill(eve, "junk")
     assert "inform.share_per_identity" in (refused.hint or "")
-    assert sum(key.startswith("junk") for key in node.state.replicas.index) == 15
+    assert sum(key.startswith("junk") for key in node.replicas.index) == 15
     await inform.put("k", bytes(MIB))
     # What was deleted stays in the log for some time, so it does not make room at once.
     await eve.delete("junk/0")

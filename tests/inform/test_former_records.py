@@ -63,7 +63,7 @@ async def test_contexts_of_the_former_log_keep_values_and_versions(start_node, i
     for number in range(5):
         await inform.put(f"new{number}", b"v")
     second = await start_node("n2")
-    await eventually(lambda: second.state.directory.nodes == ["n1"])
+    await eventually(lambda: second.directory.nodes == ["n1"])
     away = client.InformClient(inform._bus, node="n2")
     assert len((await away.find("TRUE")).contexts) == 7, "the log keeps all pages of a node"
 

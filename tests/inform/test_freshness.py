@@ -27,17 +27,17 @@ async def test_a_linearizable_read_is_confirmed_by_the_log_however_young_the_cop
     async with await node_node.start(await net.connect("p"), now_ns=net.now_ns) as node:
         ann = client.InformClient(await net.connect("ann"))
         await ann.put("k", b"v")
-        node.state.fresh_at_s = node.state.now_s()
+        node.freshness.fresh_at_s = node.freshness.now_s()
         assert node.reader.local("k", 0.001) is not None
         assert node.reader.local("k", 0.0) is None
         requests: list[int] = []
-        log_state = node.state.log.state
+        log_state = node.log.state
 
         async def count() -> api.StreamState:
             requests.append(1)
             return await log_state()
 
-        node.state.log.state = count  # type: ignore[method-assign]
+        node.log.state = count  # type: ignore[method-assign]
         assert (await node.reader.get(protocol.GetContext("k", 0.001), "ann")).value == b"v"
         assert requests == []
         assert (await node.reader.get(protocol.GetContext("k", 0.0), "ann")).value == b"v"
@@ -77,14 +77,14 @@ async def test_linearizable_reads_at_one_time_share_a_question_to_the_log(simula
         ann = client.InformClient(await net.connect("ann"))
         await ann.put("k", b"v")
         requests: list[int] = []
-        log_state = node.state.log.state
+        log_state = node.log.state
 
         async def count() -> api.StreamState:
             requests.append(1)
             await asyncio.sleep(0.01)
             return await log_state()
 
-        node.state.log.state = count  # type: ignore[method-assign]
+        node.log.state = count  # type: ignore[method-assign]
         reads = [node.reader.get(protocol.GetContext("k", 0.0), "ann") for _ in range(100)]
         assert {context.value for context in await asyncio.gather(*reads)} == {b"v"}
         assert len(requests) <= 2
@@ -161,14 +161,14 @@ async def test_the_age_of_a_temporary_copy_counts_from_when_its_node_read_the_lo
     ]
     ann = client.InformClient(await net.connect("ann"), node="p")
     await ann.put("k", b"1")
-    request = p.state.bus.request
+    request = p.bus.request
 
     async def slow(*arguments: Any, **options: Any) -> api.Message:
         await asyncio.sleep(5.0)
         return await request(*arguments, **options)
 
     with pytest.MonkeyPatch.context() as late:
-        late.setattr(p.state.bus, "request", slow)
+        late.setattr(p.bus, "request", slow)
         replicating = asyncio.ensure_future(p.maintenance._replicate("k", "q"))
         await asyncio.sleep(2.0)
         await ann.put("k", b"2")
@@ -194,7 +194,7 @@ async def test_a_lease_ends_for_all_nodes_at_once_with_wrong_clocks(simulated_ne
     both = msgspec.structs.replace(ALONE, replicas=2)
     p = await node_node.start(await net.connect("p"), settings=both, now_ns=wrong_ns)
     q = await node_node.start(await net.connect("q"), settings=both, now_ns=net.now_ns)
-    await eventually(lambda: bool(p.state.directory.nodes and q.state.directory.nodes))
+    await eventually(lambda: bool(p.directory.nodes and q.directory.nodes))
     bus = await net.connect("ann")
     written = await client.InformClient(bus, node="p").put("k", b"v", lease_s=60.0, ack="replicated")
     assert (written.primary, written.replicas) == ("p", 2)
@@ -226,7 +226,7 @@ class Pair(NamedTuple):
     version: int
 
     async def reasons(self) -> list[str]:
-        return [entry.record.reason for entry in (await self.q.state.versions("k"))[0]]
+        return [entry.record.reason for entry in (await self.q.records.versions("k"))[0]]
 
 
 @pytest.fixture
@@ -235,14 +235,14 @@ async def ending(simulated_network) -> AsyncIterator[Pair]:
     net = simulated_network
     both = msgspec.structs.replace(ALONE, replicas=2)
     p, q = [await node_node.start(await net.connect(name), settings=both, now_ns=net.now_ns) for name in "pq"]
-    await eventually(lambda: bool(p.state.directory.nodes and q.state.directory.nodes))
+    await eventually(lambda: bool(p.directory.nodes and q.directory.nodes))
     for node in (p, q):
         node._loops[-3].cancel()
     put = protocol.PutContext("k", b"v", lease_s=9.0, ack="replicated")
     written = await p.writer.write(put, "ann")
-    replica = q.state.replicas.index["k"]
+    replica = q.replicas.index["k"]
     assert (replica.holders, replica.version) == (("p", "q"), written.version)
-    await asyncio.sleep((replica.expires_at_ns - p.state.log_now_ns()) / 1e9 - 2.0)
+    await asyncio.sleep((replica.expires_at_ns - p.freshness.log_now_ns()) / 1e9 - 2.0)
     for topic in p._topics.values():
         await topic.close()
     yield Pair(p, q, written.version)
@@ -251,8 +251,8 @@ async def ending(simulated_network) -> AsyncIterator[Pair]:
 
 
 def _advance(monkeypatch: pytest.MonkeyPatch, node: node_node.InformationNode) -> None:
-    now_ns = node.state.log_now_ns
-    monkeypatch.setattr(node.state, "log_now_ns", lambda: now_ns() + EARLY_NS)
+    now_ns = node.freshness.log_now_ns
+    monkeypatch.setattr(node.freshness, "log_now_ns", lambda: now_ns() + EARLY_NS)
 
 
 async def test_a_linearizable_read_finds_a_lease_over_only_if_its_primary_does(ending: Pair, monkeypatch):
@@ -290,14 +290,14 @@ async def test_no_read_finds_a_context_after_a_write_found_its_lease_over(
 async def test_a_renewal_before_the_recorded_end_of_a_lease_counts(ending: Pair, monkeypatch):
     """The reader has judged the lease as over when the primary renews it."""
     _advance(monkeypatch, ending.q)
-    request = ending.q.state.request
+    request = ending.q.links.request
 
     async def renewed_first(node: str, kind: str, message: Any, result: type) -> Any:
         put = protocol.PutContext("k", b"2", lease_s=9.0, expected_version=ending.version)
         await ending.p.writer.write(put, "ann")
         return await request(node, kind, message, result)
 
-    monkeypatch.setattr(ending.q.state, "request", renewed_first)
+    monkeypatch.setattr(ending.q.links, "request", renewed_first)
     assert (await ending.q.reader.get(protocol.GetContext("k", 0.0), "bob")).value == b"2"
     assert await ending.reasons() == ["put", "put"]
 
@@ -313,7 +313,7 @@ async def test_a_lease_ends_without_its_primary_and_for_watchers(ending: Pair, s
     assert {type(outcome) for outcome in outcomes} == {errors.NotFound}
     assert [change.reason for change in (await watched).changes] == ["expire"]
     assert await ending.reasons() == ["put", "expire"]
-    last = await ending.q.state.current("k")
+    last = await ending.q.records.current("k")
     assert last is not None
     assert (last.record.stamped_by, last.record.holders) == ("q", ("q", "p"))
 

@@ -16,7 +16,8 @@ from muster.bus.rpc import server
 from muster.core import errors
 from muster.inform import client, protocol
 from muster.inform import settings as settings_
-from muster.inform.node import maintenance, node, search, state
+from muster.inform.node import maintenance, node, search
+from muster.inform.node.replicas import peers
 from muster.testing.eventually import eventually
 
 pytestmark = pytest.mark.virtual_time
@@ -37,7 +38,7 @@ class ListedFleet:
         names = [f"n{number:06}" for number in range(count)]
         for name in names:
             information = protocol.ServerInformation(name, protocol.NodeLoad(1, 2.0, 0.9))
-            self.p.state.directory.observe(information, self.p.state.now_s())
+            self.p.directory.observe(information, self.p.freshness.now_s())
         return names
 
 
@@ -104,7 +105,7 @@ async def test_the_origins_of_requests_are_named_up_to_a_bound(fleet: ListedFlee
     await fleet.ann.put("k", b"v")
     for number in range(6):
         for _ in range(number + 1):
-            fleet.p.state.demand.add("k", f"n{number}")
+            fleet.p.demand.add("k", f"n{number}")
     (view,) = (await fleet.ann.where("k")).replicas
     assert (view.demand, view.demand_others) == ({"n5": 6, "n4": 5, "n3": 4}, 3 + 2 + 1)
 
@@ -166,9 +167,9 @@ async def test_one_request_looks_up_a_bounded_number_of_moved_contexts(fleet: Li
             await fleet.p.writer.write(protocol.PutContext(key, b"v"), "ann")
         await asyncio.sleep(0.1)
         for number, key in enumerate(keys):  # both gave some up a moment ago, and no node has them now
-            copy = fleet.p.state.replicas.index[key]
-            fleet.p.state.drop(key)
-            (fleet.p, q)[number % 2].state.moved[key] = fleet.p.state.now_s(), copy
+            copy = fleet.p.replicas.index[key]
+            fleet.p.records.drop(key)
+            (fleet.p, q)[number % 2].records.moved[key] = fleet.p.freshness.now_s(), copy
         monkeypatch.setattr(search, "MOVED_MAX", 3)
         looked_up: list[int] = []
         real = search.ContextSearch._moved
@@ -184,11 +185,13 @@ async def test_one_request_looks_up_a_bounded_number_of_moved_contexts(fleet: Li
 
 
 async def test_full_replication_names_a_bounded_number_of_holders(fleet: ListedFleet, monkeypatch):
-    monkeypatch.setattr(state, "HOLDERS_MAX", 4)
+    monkeypatch.setattr(peers, "HOLDERS_MAX", 4)
     fleet.hear_of()
-    fleet.p.state.settings = msgspec.structs.replace(SETTINGS, full_replication=True)
+    monkeypatch.setattr(
+        fleet.p.directory, "_settings", msgspec.structs.replace(SETTINGS, full_replication=True)
+    )
     await fleet.p.writer.write(protocol.PutContext("k", b"v"), "ann")
-    entry = await fleet.p.state.current("k")
+    entry = await fleet.p.records.current("k")
     assert entry is not None
     assert len(entry.record.holders) == 4
 
@@ -216,7 +219,7 @@ async def test_contexts_expire_in_batches_and_a_failed_batch_ends_the_round(flee
     attempts: Counter[float] = Counter()  # by the time, which does not advance during a round
 
     async def count(key: str) -> bool:
-        attempts[fleet.p.state.now_s()] += 1
+        attempts[fleet.p.freshness.now_s()] += 1
         if not replies:
             raise errors.Unavailable("the log does not reply")
         return await expire(key)
@@ -228,7 +231,7 @@ async def test_contexts_expire_in_batches_and_a_failed_batch_ends_the_round(flee
     replies = True
 
     async def expired() -> bool:
-        entries = [await fleet.p.state.current(key) for key in keys]
+        entries = [await fleet.p.records.current(key) for key in keys]
         return all(entry is not None and entry.record.reason == "expire" for entry in entries)
 
     await eventually(expired, timeout_s=30)
@@ -239,8 +242,8 @@ async def test_expiry_takes_one_request_for_each_context(fleet: ListedFleet, mon
     monkeypatch.setattr(maintenance, "CHUNK", 10)
     for number in range(35):
         await fleet.p.writer.write(protocol.PutContext(f"k{number}", b"v", lease_s=1.0), "ann")
-    log, requests = fleet.p.state.log, Counter[str]()
-    append, current = log.append, fleet.p.state.current
+    log, requests = fleet.p.log, Counter[str]()
+    append, current = log.append, fleet.p.records.current
 
     def count_appends(record: protocol.ContextRecord, since: int) -> asyncio.Future[int]:
         requests["append"] += 1
@@ -251,6 +254,6 @@ async def test_expiry_takes_one_request_for_each_context(fleet: ListedFleet, mon
         return await current(key)
 
     monkeypatch.setattr(log, "append", count_appends)
-    monkeypatch.setattr(fleet.p.state, "current", count_reads)
+    monkeypatch.setattr(fleet.p.records, "current", count_reads)
     await eventually(lambda: fleet.p.maintenance.moved["expired"] == 35, timeout_s=30)
     assert requests == {"append": 35}

@@ -18,17 +18,15 @@ Fleet = dict[str, node_node.InformationNode]
 
 async def fleet(start_node: Any, names: Sequence[str] = ("n1", "n2", "n3", "n4"), **options: Any) -> Fleet:
     nodes = {name: await start_node(name, **options) for name in names}
-    await eventually(
-        lambda: all(len(node.state.directory.nodes) == len(names) - 1 for node in nodes.values())
-    )
+    await eventually(lambda: all(len(node.directory.nodes) == len(names) - 1 for node in nodes.values()))
     return nodes
 
 
 def holders(nodes: Fleet, key: str) -> dict[str, str]:
     return {
-        name: node.state.replicas.kind(copy)
+        name: node.replicas.kind(copy)
         for name, node in nodes.items()
-        if (copy := node.state.replicas.index.get(key)) is not None
+        if (copy := node.replicas.index.get(key)) is not None
     }
 
 
@@ -36,9 +34,7 @@ async def test_nodes_find_each_other_with_load_and_proximity(start_node, inform)
     nodes = await fleet(start_node, ("n1", "n2", "n3"))
     await eventually(
         lambda: all(
-            0 < view.proximity_ms < 500
-            for view in nodes["n1"].state.directory.views(nodes["n1"].state.information(), 0.0)
-            if view.node != "n1"
+            0 < view.proximity_ms < 500 for view in nodes["n1"].directory.views(0.0) if view.node != "n1"
         )
     )
     assert {view.node for view in await inform.nodes()} == {"n1", "n2", "n3"}
@@ -57,7 +53,7 @@ async def test_a_new_context_gets_its_copies_and_the_writers_node_is_primary(sta
 
 async def test_a_node_above_its_watermark_forwards_new_contexts(start_node, inform):
     nodes = await fleet(start_node, ("n1", "n2"), replicas=1, refresh_s=30.0, lost_after_s=70.0)
-    nodes["n1"].state.load = protocol.NodeLoad(0, 0.0, 0.95)
+    nodes["n1"].directory.load = protocol.NodeLoad(0, 0.0, 0.95)
     written = await client.InformClient(inform._bus, node="n1").put("k", b"v")
     assert written.primary == "n2"
     assert holders(nodes, "k") == {"n2": "primary"}
@@ -76,7 +72,7 @@ async def test_a_node_without_a_copy_asks_the_holders_and_only_they_answer(start
     entry = await client.InformClient(inform._bus, node=other).get("k")
     assert entry.value == b"v"
     assert entry.source in holders(nodes, "k")
-    await eventually(lambda: nodes["n1"].state.demand.by_origin("k") == {other: 1})
+    await eventually(lambda: nodes["n1"].demand.by_origin("k") == {other: 1})
     with pytest.raises(errors.NotFound):
         await client.InformClient(inform._bus, node=other).get("no such")
 
@@ -110,10 +106,10 @@ async def test_a_silent_primary_is_replaced_and_cannot_write_any_more(start_node
     for subscription in deposed._subscriptions:  # it receives nothing, but can still write to the log
         await subscription.close()
     deposed._subscriptions.clear()
-    stale = deposed.state.replicas.index["k"]
+    stale = deposed.replicas.index["k"]
     written = await client.InformClient(inform._bus, node="n3").put("k", b"2")
     assert written.primary != "n1"
-    deposed.state.replicas.index["k"] = stale  # as if it had not received that yet
+    deposed.replicas.index["k"] = stale  # as if it had not received that yet
     with pytest.raises(protocol.PrimaryMoved):
         await deposed.primary.update(protocol.UpdateContext(protocol.PutContext("k", b"forked"), "ann"))
     assert (await client.InformClient(inform._bus, node="n2").get("k", max_staleness_s=0)).value == b"2"
@@ -184,7 +180,7 @@ async def test_a_record_that_passes_while_a_temporary_replica_is_made_is_not_los
     nodes = await fleet(start_node, ("n1", "n2"), replicas=1)
     near = {name: client.InformClient(inform._bus, node=name) for name in nodes}
     await near["n1"].put("k", b"v")
-    shared = nodes["n2"].state
+    shared = nodes["n2"].records
     current = shared.current
 
     async def outdated(key: str):
@@ -193,7 +189,7 @@ async def test_a_record_that_passes_while_a_temporary_replica_is_made_is_not_los
             once.setattr(shared, "current", current)
             if entry is not None and entry.record.value == b"v":
                 await near["n1"].put("k", b"newer")
-                await nodes["n2"].state.catch_up(10.0)
+                await nodes["n2"].freshness.catch_up(10.0)
         return entry
 
     monkeypatch.setattr(shared, "current", outdated)

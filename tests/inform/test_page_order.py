@@ -94,8 +94,8 @@ async def test_a_node_that_lost_the_log_while_it_began_decides_like_the_others(s
     p, q = await start("p"), await start("q")
     for number in range(8):
         await p.writer.write(put(f"k{number}"), "ann")
-    await q.state.refresh(1.0)
-    read, attempts = q.state.log.read, list[int]()
+    await q.freshness.refresh(1.0)
+    read, attempts = q.log.read, list[int]()
 
     async def interrupted(first: int, last: int) -> AsyncIterator[api.StoredMessage]:
         attempts.append(first)
@@ -104,29 +104,29 @@ async def test_a_node_that_lost_the_log_while_it_began_decides_like_the_others(s
                 raise errors.Unavailable("no leader")
             yield message
 
-    monkeypatch.setattr(q.state.log, "read", interrupted)
-    q.state.log.order.clear()
+    monkeypatch.setattr(q.log, "read", interrupted)
+    q.log.order.clear()
     with pytest.raises(errors.Unavailable):
         await q.follower._start()
     await q.follower._start()
     assert len(attempts) == 2
-    assert q.state.log.order.changed_at(record("k7", b"")) == p.state.log.order.changed_at(record("k7", b""))
+    assert q.log.order.changed_at(record("k7", b"")) == p.log.order.changed_at(record("k7", b""))
 
 
 async def test_a_node_that_is_behind_a_trimmed_log_is_not_up_to_date(start: Start, simulated_network):
     p, q = await start("p"), await start("q")
     for number in range(5):
         await p.writer.write(put(value=b"%d" % number), "ann")
-    await q.state.refresh(1.0)
+    await q.freshness.refresh(1.0)
     for loop in q._loops:
         loop.cancel()  # q no longer receives the log
     await asyncio.sleep(0)
     for _ in range(3):
-        await p.writer.write(protocol.DeleteContext("k") if "k" in p.state.replicas.index else put(), "ann")
+        await p.writer.write(protocol.DeleteContext("k") if "k" in p.replicas.index else put(), "ann")
         await p.writer.write(put(), "ann")
-    await p.state.log.purge(p.state.log.applied + 1)
+    await p.log.purge(p.log.applied + 1)
     with pytest.raises(errors.Unavailable):
-        await q.state.refresh(1.0)
+        await q.freshness.refresh(1.0)
 
 
 async def test_a_deletion_that_is_copied_ends_when_it_would_have_ended(start: Start):
@@ -135,11 +135,11 @@ async def test_a_deletion_that_is_copied_ends_when_it_would_have_ended(start: St
     await node.writer.write(protocol.DeleteContext("k"), "ann")
     for _ in range(6):
         await asyncio.sleep(15.0)
-        entry = await node.state.current("k")
+        entry = await node.records.current("k")
         assert entry is not None
-        await node.state.log.append(primary.placed(entry, entry.record.holders), node.state.log.applied)
+        await node.log.append(primary.placed(entry, entry.record.holders), node.log.applied)
     await asyncio.sleep(15.0)
-    assert await node.state.current("k") is None
+    assert await node.records.current("k") is None
 
 
 # Fences.
@@ -148,13 +148,13 @@ async def test_a_deletion_that_is_copied_ends_when_it_would_have_ended(start: St
 async def test_a_copy_from_before_a_fence_does_not_bring_the_fenced_primary_back(start: Start):
     p, q = await start("p"), await start("q")
     await p.writer.write(put(), "ann")
-    await q.state.refresh(1.0)
-    entry, since = await q.state.current("k"), q.state.log.applied
+    await q.freshness.refresh(1.0)
+    entry, since = await q.records.current("k"), q.log.applied
     assert entry is not None
     copy = primary.placed(entry, entry.record.holders)
     await q.writer.fence("p")
     with pytest.raises(errors.Conflict):
-        await q.state.log.append(copy, since)
+        await q.log.append(copy, since)
     order = page_order.PageOrder()
     fence = protocol.ContextLogPage(1, fence=[protocol.FenceCandidate("q", 0.0, 0.0, "z")])
     assert order.add(2, fence, "p") == []
@@ -168,19 +168,19 @@ async def test_a_copy_from_before_a_fence_does_not_bring_the_fenced_primary_back
 async def test_a_fence_that_comes_first_fails_no_linearizable_read_or_refusal(start: Start, monkeypatch):
     p, q = await start("p", replicas=3), await start("q", replicas=3)
     await q.writer.write(put(), "ann")
-    await p.state.refresh(1.0)
-    publish = p.state.log._stream.publish
+    await p.freshness.refresh(1.0)
+    publish = p.log._stream.publish
     fenced: list[int] = []
 
     async def second(*rest: Any, **options: Any) -> int:
         if not fenced:
             live = [protocol.FenceCandidate("q", 0.0, 0.0, "z")]
-            while not await q.state.log.fence("p", live):
+            while not await q.log.fence("p", live):
                 continue
             fenced.append(1)
         return await publish(*rest, **options)
 
-    monkeypatch.setattr(p.state.log._stream, "publish", second)
+    monkeypatch.setattr(p.log._stream, "publish", second)
     assert (await p.reader.get(get(), "ann")).value == b"v"
     assert fenced.pop()
     with pytest.raises(errors.Conflict, match="has the version 0, not 7"):
@@ -193,10 +193,10 @@ async def test_a_lease_that_is_over_ends_also_if_no_holder_is_left_of_its_contex
     p, q = await start("p", ALONE), await start("q", ALONE)
     q._loops[-3].cancel()  # ends what is due
     await p.writer.write(put(lease_s=1.0), "ann")
-    await q.state.refresh(1.0)
+    await q.freshness.refresh(1.0)
     p._loops[-3].cancel()
     await asyncio.sleep(1.5)
-    assert await q.state.log.fence("p", [protocol.FenceCandidate("q", 0.0, 0.0, "z")])
+    assert await q.log.fence("p", [protocol.FenceCandidate("q", 0.0, 0.0, "z")])
     for node in (q, p):
         with pytest.raises(errors.NotFound):
             await node.reader._confirmed(get())
@@ -212,17 +212,17 @@ async def test_two_pages_without_records_are_told_apart(start: Start, simulated_
     net = simulated_network
     p, q = await start("p"), await start("q")
     await q.writer.write(put("x", b"1"), "ann")
-    await p.state.refresh(1.0)
+    await p.freshness.refresh(1.0)
     p._loops[1].cancel()  # it receives nothing for a while
-    publish = p.state.log._stream.publish
+    publish = p.log._stream.publish
 
     async def lost(*rest: Any, **options: Any) -> int:
         await publish(*rest, **options)
         raise errors.TimedOut("no acknowledgement")
 
-    monkeypatch.setattr(p.state.log._stream, "publish", lost)
+    monkeypatch.setattr(p.log._stream, "publish", lost)
     with pytest.raises(errors.TimedOut):
-        await p.state.log.confirm()
+        await p.log.confirm()
     log = net.logs[protocol.STREAM]
     late = log.messages[log.last]
     await q.writer.write(put("x", b"2"), "ann")
@@ -230,8 +230,8 @@ async def test_two_pages_without_records_are_told_apart(start: Start, simulated_
     async def never(*_: Any, **__: Any) -> int:
         return await asyncio.Future()
 
-    monkeypatch.setattr(p.state.log._stream, "publish", never)
-    confirming = asyncio.create_task(p.state.log.confirm())
+    monkeypatch.setattr(p.log._stream, "publish", never)
+    confirming = asyncio.create_task(p.log.confirm())
     await asyncio.sleep(0.1)
     p.follower.apply(late)
     await asyncio.sleep(0.1)
@@ -246,8 +246,8 @@ async def test_of_two_processes_of_one_node_the_first_appends_nothing_after_the_
     await first.writer.write(put(value=b"2"), "ann")
     assert first.failure() is None, "the second has not appended yet"
     await second.writer.write(put(value=b"3"), "ann")
-    await first.state.refresh(1.0)
-    for act in (first.writer.write(put(value=b"4"), "ann"), first.state.log.confirm()):
+    await first.freshness.refresh(1.0)
+    for act in (first.writer.write(put(value=b"4"), "ann"), first.log.confirm()):
         with pytest.raises(errors.Unavailable, match="another process"):
             await act
     assert "another process runs" in (first.failure() or "")
@@ -258,9 +258,9 @@ async def test_of_two_processes_of_one_node_the_first_appends_nothing_after_the_
 async def test_a_node_that_closes_ends_the_page_under_way(start: Start, simulated_network):
     node = await start("p")
     simulated_network.cut("p")
-    waiting = node.state.log.append(record("k", b"v"), node.state.log.applied)
+    waiting = node.log.append(record("k", b"v"), node.log.applied)
     await asyncio.sleep(0.01)
-    await node.state.log.close()
+    await node.log.close()
     with pytest.raises(errors.TimedOut, match="closing"):
         await waiting
 
@@ -274,21 +274,21 @@ async def test_a_read_by_lease_is_not_older_than_what_others_have_read(
     await p.writer.write(put(value=b"1"), "ann")
     await p.writer.write(put("other"), "ann")
     p._loops[1].cancel()  # it receives no pages for a while
-    publish, given_up = p.state.log._stream.publish, asyncio.Event()
+    publish, given_up = p.log._stream.publish, asyncio.Event()
 
     async def late(*rest: Any, **options: Any) -> int:
         await publish(*rest, **options)
         await given_up.wait()
         raise errors.TimedOut("no acknowledgement")
 
-    monkeypatch.setattr(p.state.log._stream, "publish", late)
+    monkeypatch.setattr(p.log._stream, "publish", late)
     _, stored = p.writer.begin(put(value=b"2"), "ann") or pytest.fail("it is not the primary")
     if is_given_up:
         given_up.set()
         with pytest.raises(errors.TimedOut):
             await stored
     else:
-        await eventually(lambda: simulated_network.logs[protocol.STREAM].last == q.state.log.applied == 3)
+        await eventually(lambda: simulated_network.logs[protocol.STREAM].last == q.log.applied == 3)
         stored.cancel()  # its caller is gone; the page is under way
         assert p.reader.local("other", 0.0) is not None
     assert (await q.reader.get(get(), "ann")).value == b"2"

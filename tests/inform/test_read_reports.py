@@ -25,7 +25,7 @@ async def test_reads_of_contexts_reach_the_sensor_of_the_node_that_was_asked(sta
             name: await start_node(name, replicas=1, interval_s=0.5, migration_ratio=1.0, **options)
             for name, options in (("n1", {"sensor": f"http://127.0.0.1:{sensor.http_port}"}), ("n2", {}))
         }
-        await eventually(lambda: all(len(node.state.directory.nodes) == 1 for node in nodes.values()))
+        await eventually(lambda: all(len(node.directory.nodes) == 1 for node in nodes.values()))
         bus = await connect("ann")
         await client.InformClient(bus, node=holder).put("app/color", b"red")
         reader = client.InformClient(bus, node="n1")

@@ -55,16 +55,16 @@ async def lose_answer(
     pair: Pair, write: Awaitable[protocol.WriteResult], between: int
 ) -> protocol.WriteResult:
     """The primary stores ``write`` and its answer is late; Bob writes, and Alice's node tries again."""
-    real, log = pair.p.state.log.append, pair.p.state.log
+    real, log = pair.p.log.append, pair.p.log
     stored = asyncio.Event()
 
     async def late(position: asyncio.Future[int]) -> int:
         await position
         stored.set()
         # The turn of the key is free, the answer is not sent.
-        pair.p.state.key_locks.release("k")
+        pair.p.primary.locks.release("k")
         await asyncio.sleep(1.5)
-        assert pair.p.state.key_locks.try_acquire("k")
+        assert pair.p.primary.locks.try_acquire("k")
         return position.result()
 
     def append(record: protocol.ContextRecord, since: int) -> asyncio.Future[int]:
@@ -136,11 +136,11 @@ async def test_a_primary_that_answers_is_not_deposed(pair: Pair):
     async def publish(*_: Any, **__: Any) -> int:
         raise errors.TimedOut("the log did not acknowledge")
 
-    pair.p.state.log._stream.publish = publish  # type: ignore[method-assign]
+    pair.p.log._stream.publish = publish  # type: ignore[method-assign]
     with pytest.raises(errors.TimedOut, match="may be stored yet"):
         await pair.alice.put("k", b"alice")
-    assert pair.q.state.replicas.index["k"].holders == ("p", "q")
-    assert pair.q.state.directory.nodes == ["p"]
+    assert pair.q.replicas.index["k"].holders == ("p", "q")
+    assert pair.q.directory.nodes == ["p"]
 
 
 async def test_an_attempt_still_under_way_is_not_stored_after_its_repeat_was_refused(
@@ -170,13 +170,13 @@ async def test_an_attempt_still_under_way_is_not_stored_after_its_repeat_was_ref
 @pytest.mark.parametrize("via", ["p", "q"])
 async def test_a_write_whose_page_may_be_stored_has_timed_out(pair: Pair, via: str):
     """`errors.Unavailable` of another kind would mean that it was not stored."""
-    stream, publish = pair.p.state.log._stream, pair.p.state.log._stream.publish
+    stream, publish = pair.p.log._stream, pair.p.log._stream.publish
     asks = {"p": pair.bob, "q": pair.alice}[via]
 
     async def stored_without_acknowledgement(*arguments: Any, **options: Any) -> int:
         await publish(*arguments, **options)
         stream.publish = publish  # type: ignore[method-assign]
-        pair.p.state.log._sent = None  # the page is received later than the error
+        pair.p.log._sent = None  # the page is received later than the error
         raise errors.TimedOut("the log did not acknowledge")
 
     stream.publish = stored_without_acknowledgement  # type: ignore[method-assign]
@@ -233,7 +233,7 @@ async def test_a_delete_that_was_refused_is_not_carried_out_later(pair: Pair, si
 async def test_only_a_repeated_delete_leaves_a_record_of_what_was_never_there(pair: Pair):
     with pytest.raises(errors.NotFound):
         await pair.alice.delete("absent")
-    assert await pair.p.state.current("absent") is None
+    assert await pair.p.records.current("absent") is None
 
 
 @pytest.fixture
@@ -242,7 +242,7 @@ async def late(simulated_network, monkeypatch) -> AsyncIterator[node_node.Inform
     monkeypatch.setattr(node_node, "IN_FLIGHT_MAX", 8)
     net = simulated_network
     async with await node_node.start(await net.connect("p"), settings=SETTINGS, now_ns=net.now_ns) as node:
-        append = node.state.log.append
+        append = node.log.append
 
         def lose(record: protocol.ContextRecord, since: int) -> asyncio.Future[int]:
             unknown: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -250,7 +250,7 @@ async def late(simulated_network, monkeypatch) -> AsyncIterator[node_node.Inform
             asyncio.get_running_loop().call_later(1.0, unknown.set_exception, errors.TimedOut("no reply"))
             return unknown
 
-        monkeypatch.setattr(node.state.log, "append", lose)
+        monkeypatch.setattr(node.log, "append", lose)
         yield node
 
 

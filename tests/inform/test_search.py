@@ -110,7 +110,7 @@ def fill(node: node_node.InformationNode, count: int) -> None:
         record = protocol.ContextRecord(
             f"c/{number:05}", (node.name,), 1, node.name, b"v", attributes, number + 1
         )
-        node.state.replicas.apply(record, number + 1, 0.0)
+        node.replicas.apply(record, number + 1, 0.0)
 
 
 async def test_a_search_is_one_of_many_answers_and_others_have_their_turns(start_node, inform, monkeypatch):
@@ -160,7 +160,7 @@ class Moving:
             expires_at_ns=1 if what >= 0.9 else 0,
             writer="ann",
         )
-        node.state.replicas.apply(record, self._sequence, 0.0)
+        node.replicas.apply(record, self._sequence, 0.0)
         visible = None if facts is None else {**facts, "key": key, "version": self._sequence, "writer": "ann"}
         self._now[key] = visible
         self.been.setdefault(key, [None]).append(visible)
@@ -229,11 +229,11 @@ async def test_a_search_that_times_out_reports_its_position(start_node, inform, 
 
 async def test_a_context_whose_primary_moves_is_found_once(start_node, inform):
     nodes = [await start_node(name) for name in ("n1", "n2")]
-    await eventually(lambda: all(len(node.state.directory.nodes) == 1 for node in nodes))
+    await eventually(lambda: all(len(node.directory.nodes) == 1 for node in nodes))
     for sequence, node in enumerate(nodes, 1):  # the first does not know yet that the second has taken over
         holders = (node.name, *(other.name for other in nodes if other is not node))
         record = protocol.ContextRecord("k", holders, sequence, node.name, b"%d" % sequence)
-        node.state.replicas.apply(record, sequence, 0.0)
+        node.replicas.apply(record, sequence, 0.0)
     assert [(context.key, context.value) for context in (await inform.find("TRUE")).contexts] == [("k", b"2")]
 
 
@@ -242,7 +242,7 @@ async def test_a_context_whose_primary_moves_behind_the_search_is_found(
     start_node, inform, monkeypatch, at_once
 ):
     first, second = [await start_node(name, replicas=1) for name in ("n1", "n2")]
-    await eventually(lambda: all(len(node.state.directory.nodes) == 1 for node in (first, second)))
+    await eventually(lambda: all(len(node.directory.nodes) == 1 for node in (first, second)))
     monkeypatch.setattr(search, "MOVED_MAX", at_once)
     keys = [f"k{number}" for number in range(5)]
     for key in (*keys, "x-deleted", "x-changed"):
@@ -264,10 +264,10 @@ async def test_a_context_whose_primary_moves_behind_the_search_is_found(
     await passed.wait()  # by the second, which has none of them yet
     for key in (*keys, "x-deleted", "x-changed"):
         await first.primary.place(key, ("n2",), before=("n1",))
-    await second.state.refresh(10.0)
+    await second.freshness.refresh(10.0)
     await inform.delete("x-deleted")
     await inform.put("x-changed", b"w", attributes={"a": 2})
-    assert first.state.replicas.permanent == 0
+    assert first.replicas.permanent == 0
     moved.set()
     matches = await searching
     assert ([context.key for context in matches.contexts], matches.more, matches.silent) == (keys, False, [])

@@ -13,7 +13,7 @@ from muster.core import errors, subjects
 from muster.inform import client, protocol
 from muster.inform import settings as settings_
 from muster.inform.node import node as node_node
-from muster.inform.node import state
+from muster.inform.node.replicas import links
 from muster.testing.eventually import eventually
 
 
@@ -83,19 +83,19 @@ async def test_a_frozen_primary_is_replaced_within_seconds_and_a_slow_one_is_not
     p, q = [
         await node_node.start(await net.connect(name), settings=settings, now_ns=net.now_ns) for name in "pq"
     ]
-    await eventually(lambda: bool(p.state.directory.nodes and q.state.directory.nodes))
+    await eventually(lambda: bool(p.directory.nodes and q.directory.nodes))
     near = {name: client.InformClient(await net.connect(f"ann-{name}"), node=name) for name in "pq"}
     written = await near["p"].put("k", b"1", ack="replicated")
     assert (written.primary, written.replicas) == ("p", 2)
     loop = asyncio.get_running_loop()
 
-    append = p.state.log.append
+    append = p.log.append
 
     async def slow(*arguments: Any, **options: Any) -> int:
-        await asyncio.sleep(state.PING_AFTER_S + 2 * state.PING_TIMEOUT_S)
+        await asyncio.sleep(links.PING_AFTER_S + 2 * links.PING_TIMEOUT_S)
         return await append(*arguments, **options)
 
-    p.state.log.append = slow  # type: ignore[method-assign, assignment]
+    p.log.append = slow  # type: ignore[method-assign, assignment]
     written = await near["q"].put("k", b"2")
     assert written.primary == "p", "it replied to pings"
 

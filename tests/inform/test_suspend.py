@@ -13,7 +13,7 @@ from muster.bus import uptime
 from muster.core import errors
 from muster.inform import client, protocol
 from muster.inform.node import node as node_node
-from muster.inform.node import state
+from muster.inform.node.log import executed, freshness
 from tests.sim.parts import contexts as simulated_contexts
 
 
@@ -21,11 +21,11 @@ from tests.sim.parts import contexts as simulated_contexts
 async def test_time_in_suspend_counts(bus, monkeypatch):
     node = await node_node.start(bus)
     try:
-        assert not node.state.is_stalled
+        assert not node.freshness.is_stalled
         awake = time.clock_gettime
         monkeypatch.setattr(time, "clock_gettime", lambda which: awake(which) + 2 * 86_400)
-        monkeypatch.setattr(node.state, "now_s", uptime.clock_of(asyncio.get_running_loop()))
-        assert node.state.is_stalled
+        monkeypatch.setattr(node.freshness, "now_s", uptime.clock_of(asyncio.get_running_loop()))
+        assert node.freshness.is_stalled
     finally:
         await node.close()
 
@@ -48,8 +48,8 @@ async def test_a_node_has_that_clock(bus):
     node = await node_node.start(bus)
     try:
         before = time.clock_gettime(time.CLOCK_BOOTTIME)
-        assert before <= node.state.now_s() <= time.clock_gettime(time.CLOCK_BOOTTIME)
-        assert getattr(node.state.now_s, "args", None) == (time.CLOCK_BOOTTIME,)
+        assert before <= node.freshness.now_s() <= time.clock_gettime(time.CLOCK_BOOTTIME)
+        assert getattr(node.freshness.now_s, "args", None) == (time.CLOCK_BOOTTIME,)
     finally:
         await node.close()
 
@@ -69,14 +69,14 @@ async def test_a_node_after_suspend_drops_deleted_contexts_and_suspects_no_other
         await contexts.put(key, b"v", ack="replicated")
     net.cut("n2")  # it receives nothing, as while it is suspended
     await contexts.delete("deleted")
-    replica = first.state.replicas.index["deleted"]
+    replica = first.replicas.index["deleted"]
     await first.primary.forget("deleted", replica)  # as after 300 s, which n2's loop does not count
     slept_s = 301.0
     net.heal()
     await asyncio.sleep(3.0)
-    assert list(second.state.replicas.index) == ["kept"]
-    assert second.state.directory.nodes == ["n1"]
-    assert second.state.replicas.index["kept"].holders == ("n1", "n2"), "no node was declared lost"
+    assert list(second.replicas.index) == ["kept"]
+    assert second.directory.nodes == ["n1"]
+    assert second.replicas.index["kept"].holders == ("n1", "n2"), "no node was declared lost"
     for node in (first, second):
         await node.close()
 
@@ -96,12 +96,12 @@ async def test_a_node_that_was_cut_off_for_longer_than_a_tombstone_drops_deleted
     net.cut("n2")
     await contexts.delete("deleted")
     await asyncio.sleep(100.0)
-    assert await nodes[0].state.current("deleted") is None, "its tombstone is purged"
+    assert await nodes[0].records.current("deleted") is None, "its tombstone is purged"
     net.heal()
     await asyncio.sleep(20.0)
     for node in nodes:
         assert node.failure() is None
-        assert list(node.state.replicas.index) == ["kept"]
+        assert list(node.replicas.index) == ["kept"]
         await node.close()
 
 
@@ -117,7 +117,7 @@ async def test_a_node_that_stood_still_does_not_carry_out_old_writes(simulated_n
     await node.writer.write(protocol.PutContext("k", b"new"), "ann")
     for task in (*node._loops,):  # as in a frozen process
         task.cancel()
-    await asyncio.sleep(state.EXECUTED_S + 1)
+    await asyncio.sleep(executed.EXECUTED_S + 1)
     with pytest.raises(errors.TimedOut):
         await node.writer.write(put, "ann")
     with pytest.raises(errors.TimedOut):
@@ -126,7 +126,7 @@ async def test_a_node_that_stood_still_does_not_carry_out_old_writes(simulated_n
     with pytest.raises(errors.TimedOut):
         await ann.write(put)
     assert node.not_requests["stalled"] == 1
-    last = await node.state.current("k")
+    last = await node.records.current("k")
     assert last is not None
     assert last.record.value == b"new"
     await node.close()
@@ -141,14 +141,14 @@ async def test_a_write_is_not_tried_for_longer_than_the_log_recognises_it(simula
     attempts: list[float] = []
 
     async def refuse(record: protocol.ContextRecord, since: int) -> int:
-        attempts.append(node.state.now_s())
+        attempts.append(node.freshness.now_s())
         await asyncio.sleep(15.0)
         raise errors.Conflict("another record")
 
-    monkeypatch.setattr(node.state.log, "append", refuse)
+    monkeypatch.setattr(node.log, "append", refuse)
     with pytest.raises(errors.TimedOut):
         await node.writer.write(protocol.PutContext("k", b"v"), "ann")
-    assert attempts[-1] - attempts[0] <= state.WRITE_S
+    assert attempts[-1] - attempts[0] <= freshness.WRITE_S
     await node.close()
 
 
@@ -164,10 +164,10 @@ async def test_a_deletion_by_a_late_clock_stays_for_the_time_of_the_log(simulate
     await ann.put("k", b"v", lease_s=30.0)
     await ann.put("k", b"v")
     await ann.delete("k")
-    last = await node.state.current("k")
+    last = await node.records.current("k")
     assert last is not None
     await asyncio.sleep(100.0)
-    assert await node.state.current("k") == last, "another node may be offline"
+    assert await node.records.current("k") == last, "another node may be offline"
     await asyncio.sleep(settings.tombstone_s)
-    assert await node.state.current("k") is None
+    assert await node.records.current("k") is None
     await node.close()

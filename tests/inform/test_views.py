@@ -109,7 +109,7 @@ async def test_a_node_starts_again_with_its_view(start_node, inform, tmp_path):
         await inform.put(f"k{number}", b"%d" % number, attributes={"n": number})
     await first.close()
     again = await start_node("n1", view=file)
-    assert again.state.replicas.permanent == 30
+    assert again.replicas.permanent == 30
     assert again.reader.local("k7").value == b"7"
 
 
@@ -132,7 +132,7 @@ async def test_a_damaged_view_is_made_again_from_the_log(start_node, inform, tmp
     assert [again.reader.local(f"k{number}").value for number in range(10)] == [
         b"%d" % number for number in range(10)
     ]
-    applied = again.state.log.applied
+    applied = again.log.applied
     await again.close()
     assert await position_of(file) == applied
 
@@ -149,21 +149,21 @@ async def test_a_view_that_cannot_be_written_stops_neither_reads_nor_writes(
         for number in range(30):
             await inform.put(f"k{number:02}", b"%d" % number * 50_000, attributes={"a": 1})
         await eventually(lambda: node.view_failure is not None, timeout_s=30)
-        assert node.state.replicas.evicted
+        assert node.replicas.evicted
         assert (await inform.get("k00")).value == b"0" * 50_000
         assert len((await inform.find("a = 1")).contexts) == 30
         assert node.failure() is None
         await node.close()
         other.execute("ROLLBACK")
     again = await start_node("n1", view=file, memory_bytes=1 << 20)
-    assert again.state.replicas.permanent == 30
-    await eventually(lambda: not again.state.unsaved, timeout_s=30)
+    assert again.replicas.permanent == 30
+    await eventually(lambda: not again.records.unsaved, timeout_s=30)
     with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         await inform.put("later", b"v")
         await eventually(lambda: again.view_failure is not None, timeout_s=30)
         other.execute("ROLLBACK")
-    await eventually(lambda: again.view_failure is None and not again.state.unsaved, timeout_s=60)
+    await eventually(lambda: again.view_failure is None and not again.records.unsaved, timeout_s=60)
     assert again.failure() is None
 
 
@@ -184,9 +184,9 @@ async def test_a_node_that_catches_up_does_not_outrun_its_view(start_node, infor
     monkeypatch.setattr(log_view.ReplicaView, "save", save)
     await first.close()
     again = await start_node("n1", view=file)
-    assert again.state.replicas.permanent == 300
+    assert again.replicas.permanent == 300
     assert 0 < most <= 200, "a page beyond the limit"
-    applied = again.state.log.applied
+    applied = again.log.applied
     await again.close()
     assert await position_of(file) == applied
 
@@ -233,7 +233,7 @@ async def test_a_damaged_view_and_a_kill_leave_nothing_out(start_node, inform, t
     change(file, "UPDATE records SET record = x'ff' WHERE key = 'k7'")
     await (await start_node("n1", view=file)).close()  # reads all from the log, and saves it
     again = await start_node("n1", view=file)
-    assert again.state.replicas.permanent == 10
+    assert again.replicas.permanent == 10
     assert len((await inform.find("x = 1")).contexts) == 10
 
 
@@ -247,15 +247,15 @@ async def test_a_view_that_missed_a_forgotten_deletion_is_not_loaded(
     """For any age of the view by the node's clock: stepped back, ahead, or correct."""
     file = tmp_path / "old.db"
     first, other = await start_node("n1"), await start_node("n2", view=file)
-    await eventually(lambda: first.state.directory.nodes == ["n2"])
+    await eventually(lambda: first.directory.nodes == ["n2"])
     await client.InformClient(inform._bus, node="n1").put("gone", b"v", ack="replicated")
     await other.close()  # the view of n2 has it
     await inform.delete("gone")
-    monkeypatch.setattr(first.state, "log_now_ns", lambda: time.time_ns() + 2 * DAY_NS)
-    await eventually(lambda: "gone" not in first.state.replicas.index, timeout_s=30)
+    monkeypatch.setattr(first.freshness, "log_now_ns", lambda: time.time_ns() + 2 * DAY_NS)
+    await eventually(lambda: "gone" not in first.replicas.index, timeout_s=30)
     now_ns = time.time_ns() + hours * 3_600 * 10**9
     again = await start_node("n2", view=file, now_ns=lambda: now_ns)
-    assert "gone" not in again.state.replicas.index
+    assert "gone" not in again.replicas.index
     assert (await inform.find("TRUE")).contexts == []
 
 
@@ -265,15 +265,15 @@ async def test_a_view_is_loaded_however_old_it_is_while_no_deletion_is_forgotten
     file = tmp_path / "kept.db"
     node = await start_node("n1", view=file)
     await inform.put("k", b"v")
-    await eventually(lambda: node.state.log.applied >= 1)
-    applied = node.state.log.applied
+    await eventually(lambda: node.log.applied >= 1)
+    applied = node.log.applied
     await node.close()
     loaded: list[int] = []
     real = view_writer.ViewWriter.load
 
     async def load(self: view_writer.ViewWriter) -> None:
         await real(self)
-        loaded.append(self._state.log.applied)
+        loaded.append(self.log.applied)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(view_writer.ViewWriter, "load", load)
@@ -292,7 +292,7 @@ async def test_a_trimmed_log_has_all_contexts(start_node, inform, tmp_path, monk
     file = tmp_path / "n2.db"
     node = await start_node("n1", replicas=2, tombstone_s=0.3)
     other = await start_node("n2", replicas=2, view=file)
-    await eventually(lambda: node.state.directory.nodes == ["n2"])
+    await eventually(lambda: node.directory.nodes == ["n2"])
     near = client.InformClient(inform._bus, node="n1")
     await near.put("old", b"old", attributes={"x": 1})
     await near.put("gone", b"v")
@@ -302,11 +302,11 @@ async def test_a_trimmed_log_has_all_contexts(start_node, inform, tmp_path, monk
         await near.put(f"k{number % 5}", b"%d" % number * 1_000, attributes={"x": 1})
 
     async def trimmed() -> bool:
-        stored = await node.state.log.state()
+        stored = await node.log.state()
         return bool(stored.first_sequence > 100 and stored.bytes < 300_000)
 
     await eventually(trimmed, timeout_s=60)
-    assert "gone" not in node.state.replicas.index
+    assert "gone" not in node.replicas.index
     kept = await near.find("x = 1")
     assert [context.key for context in kept.contexts] == ["k0", "k1", "k2", "k3", "k4", "old"]
     await node.close()
@@ -337,7 +337,7 @@ async def test_a_view_of_another_log_is_not_loaded(start_node, inform, connect, 
     await node.close()
     again = await start_node("n1", view=file)
     assert {context.key for context in (await inform.find("x = 1")).contexts} == keys
-    assert again.state.replicas.permanent == len(keys)
+    assert again.replicas.permanent == len(keys)
 
 
 async def test_what_is_read_again_for_the_view_is_bounded_by_its_bytes(
@@ -361,8 +361,8 @@ async def test_what_is_read_again_for_the_view_is_bounded_by_its_bytes(
         full.setattr(view_writer.ViewWriter, "wait_for_space", lambda _: asyncio.sleep(0))
         for number in range(20):
             await inform.put(f"k{number:02}", b"v" * 1_000)
-    await eventually(lambda: not node.state.unsaved, timeout_s=30)
+    await eventually(lambda: not node.records.unsaved, timeout_s=30)
     await node.close()
     assert max(sizes) <= 3_000 + 1_000 + unsaved.ENTRY_BYTES
     again = await start_node("n1", view=file)
-    assert again.state.replicas.permanent == 20
+    assert again.replicas.permanent == 20

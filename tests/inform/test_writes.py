@@ -15,8 +15,9 @@ from muster.inform import access_rules, protocol
 from muster.inform import settings as settings_
 from muster.inform.node import node as node_node
 from muster.inform.node import primary as node_primary
-from muster.inform.node import state, write_attempts
+from muster.inform.node import write_attempts
 from muster.inform.node.log import context_log, page_order
+from muster.inform.node.replicas import links, records
 from muster.testing.eventually import eventually
 
 pytestmark = pytest.mark.virtual_time
@@ -55,21 +56,21 @@ def put(key: str = "k", value: bytes = b"v", **more: Any) -> protocol.PutContext
 
 
 async def entries(node: node_node.InformationNode, key: str = "k") -> list[context_log.ContextLogEntry]:
-    versions, _ = await node.state.versions(key)
+    versions, _ = await node.records.versions(key)
     return [entry for entry in versions if entry.record.reason != "refuse"]
 
 
 async def record(node: node_node.InformationNode, key: str = "k") -> protocol.ContextRecord:
-    entry = await node.state.current(key)
+    entry = await node.records.current(key)
     assert entry is not None
     return entry.record
 
 
 def is_free(node: node_node.InformationNode, key: str = "k") -> bool:
     """Whether the key may be written now."""
-    if not node.state.key_locks.try_acquire(key):
+    if not node.primary.locks.try_acquire(key):
         return False
-    node.state.key_locks.release(key)
+    node.primary.locks.release(key)
     return True
 
 
@@ -101,7 +102,7 @@ async def test_a_write_beyond_a_limit_is_refused_and_nothing_is_stored(alone, wr
     for attempt in (alone.writer.begin, alone.writer.write):
         with pytest.raises(error, match=reason):
             await attempt(write, "ann")
-    assert alone.state.log.applied == 0
+    assert alone.log.applied == 0
 
 
 @pytest.mark.parametrize(
@@ -149,7 +150,7 @@ async def test_the_log_records_requests_and_callers(alone, simulated_network):
     assert (gone.value, gone.writer, gone.request, gone.reason) == (None, "bob", "r2", "delete")
     tombstone_s = (gone.expires_at_ns - now_ns) / 1e9
     assert (gone.holders, gone.stamped_by) == (("p",), "p")
-    assert alone.state.settings.tombstone_s <= tombstone_s < alone.state.settings.tombstone_s + 1.0
+    assert alone.settings.tombstone_s <= tombstone_s < alone.settings.tombstone_s + 1.0
     assert gone.stamp > written.stamp
 
 
@@ -220,9 +221,9 @@ async def test_write_permission_depends_on_the_owner(start: Start):
 
 
 async def test_stamps_of_a_context_only_grow_also_after_a_clock_that_was_ahead(alone):
-    ahead = alone.state.clock.now(alone.state.now_ns()).time + (3_600_000 << 16)
+    ahead = alone.records.clock.now(alone.primary.now_ns()).time + (3_600_000 << 16)
     stored = protocol.ContextRecord("k", ("p",), ahead, "x", b"v", writer="ann")
-    await alone.state.log.append(stored, 0)
+    await alone.log.append(stored, 0)
     await alone.writer.write(put(), "ann")
     last = await record(alone)
     assert (last.stamp, last.stamped_by) == (ahead + 1, "p")
@@ -240,7 +241,7 @@ async def test_a_write_at_once_holds_the_key_until_it_is_stored(alone):
     position = await stored
     assert (written.key, written.holders) == ("k", ("p",))
     assert is_free(alone)
-    assert alone.state.replicas.index["k"].version == position
+    assert alone.replicas.index["k"].version == position
 
 
 async def test_what_is_not_as_most_writes_are_is_not_begun_at_once(start: Start):
@@ -249,7 +250,7 @@ async def test_what_is_not_as_most_writes_are_is_not_begun_at_once(start: Start)
     assert begin(put(ack="replicated"), "ann") is None
     assert begin(put(repeat=True), "ann") is None
     await other.writer.write(put("elsewhere"), "ann")
-    await node.state.refresh(1.0)
+    await node.freshness.refresh(1.0)
     assert begin(put("elsewhere"), "ann") is None
     assert begin(put("new"), "ann") is None, "it may be elsewhere"
     assert all(is_free(node, key) for key in ("k", "elsewhere", "new"))
@@ -281,15 +282,15 @@ async def test_what_waits_shares_a_page_and_a_page_is_under_way_at_a_time(alone,
 
 async def test_a_record_is_void_if_its_context_changed_since(start: Start):
     p, q = await start("p"), await start("q")
-    since = p.state.log.applied
-    first = p.state.log.append(protocol.ContextRecord("k", ("p",), 1, "p", b"1"), since)
-    second = q.state.log.append(protocol.ContextRecord("k", ("q",), 1, "q", b"2"), since)
+    since = p.log.applied
+    first = p.log.append(protocol.ContextRecord("k", ("p",), 1, "p", b"1"), since)
+    second = q.log.append(protocol.ContextRecord("k", ("q",), 1, "q", b"2"), since)
     outcomes = await asyncio.gather(first, second, return_exceptions=True)
     (position,) = [outcome for outcome in outcomes if isinstance(outcome, int)]
     (conflict,) = [outcome for outcome in outcomes if isinstance(outcome, errors.Conflict)]
     assert "has changed" in conflict.message
     for node in (p, q):
-        await node.state.refresh(1.0)
+        await node.freshness.refresh(1.0)
         assert [entry.position for entry in await entries(node)] == [position]
 
 
@@ -300,13 +301,13 @@ async def test_what_a_fenced_node_decided_before_is_void(start: Start):
     base = p.primary.base_here("k")
     assert base is not None
     decided = p.primary.next_record(protocol.UpdateContext(put(value=b"late", request="r"), "ann"), base)
-    await q.state.refresh(1.0)
+    await q.freshness.refresh(1.0)
     await q.writer.fence("p")
-    await p.state.refresh(1.0)
+    await p.freshness.refresh(1.0)
     with pytest.raises(errors.Conflict):
-        await p.state.log.append(decided, base.since)
+        await p.log.append(decided, base.since)
     for node in (p, q):
-        assert node.state.replicas.index["k"].holders == ("q", "p")
+        assert node.replicas.index["k"].holders == ("q", "p")
     assert (await p.writer.write(put(value=b"new"), "ann")).primary == "q"
     assert (await p.writer.write(put("other"), "ann")).primary == "p", (
         "it goes on with a page after the fence"
@@ -317,7 +318,7 @@ async def test_of_two_processes_of_one_node_the_second_appends(start: Start, sim
     first, second = await start("p"), await start("p")
     await second.writer.write(put(), "ann")
     first._loops[1].cancel()  # as a process that was frozen
-    stale = first.state.log.append(protocol.ContextRecord("k", ("p",), 1, "p", b"stale"), 0)
+    stale = first.log.append(protocol.ContextRecord("k", ("p",), 1, "p", b"stale"), 0)
     await asyncio.sleep(0.5)
     assert not stale.done() or isinstance(stale.exception(), errors.MusterError)
     assert (await record(second)).value == b"v"
@@ -361,7 +362,7 @@ async def test_a_copy_that_does_not_acknowledge_is_not_counted(start: Start, sim
     written = await node.writer.write(put(ack="replicated"), "ann")
     assert (written.replicas, written.status) == (2, "updated")
     assert 1.0 <= asyncio.get_running_loop().time() - began_s < 1.1
-    assert other.state.replicas.index["k"].version == written.version
+    assert other.replicas.index["k"].version == written.version
 
 
 async def test_a_context_with_one_copy_waits_for_no_other(alone):
@@ -372,7 +373,7 @@ async def test_a_context_with_one_copy_waits_for_no_other(alone):
 
 def test_only_the_missing_acknowledgements_of_that_record_count():
     writer = node_primary.PrimaryWriter.__new__(node_primary.PrimaryWriter)
-    writer._state = type("Named", (), {"name": "p"})()
+    writer.node = "p"
     writer._applied = {}
     stored = protocol.ContextRecord("k", ("p", "q", "r"), 7, "p")
     done = writer._expect(stored)
@@ -396,7 +397,7 @@ async def test_a_node_without_a_replica_forwards_the_write_to_the_primary(
     first = await primary.writer.write(put(), "ann")
     await asyncio.sleep(0.1)
     if not known:
-        asked_node.state.holder_hints.clear()
+        asked_node.records.holder_hints.clear()
     writes: dict[str, protocol.PutContext | protocol.DeleteContext] = {
         "put": put(value=b"new"),
         "compare": put(value=b"new", expected_version=first.version),
@@ -418,17 +419,17 @@ async def test_a_primary_that_is_known_is_asked_without_asking_the_log(start: St
     async def last(key: str) -> None:
         looked.append(key)
 
-    monkeypatch.setattr(asked_node.state, "current", last)
+    monkeypatch.setattr(asked_node.records, "current", last)
     assert (await asked_node.writer.write(put(value=b"new"), "ann")).primary == "p"
     assert looked == []
 
 
 async def test_where_contexts_are_is_remembered_up_to_a_bound(alone, monkeypatch):
-    monkeypatch.setattr(state, "HINTS_MAX", 3)
+    monkeypatch.setattr(records, "HINTS_MAX", 3)
     for number in range(5):
-        assert alone.state.remember_holders(str(number), ("q", "r")) == ("q", "r")
-        assert len(alone.state.holder_hints) <= 3
-    assert sorted(alone.state.holder_hints) == ["3", "4"]
+        assert alone.records.remember_holders(str(number), ("q", "r")) == ("q", "r")
+        assert len(alone.records.holder_hints) <= 3
+    assert sorted(alone.records.holder_hints) == ["3", "4"]
 
 
 async def test_a_primary_that_has_moved_is_found_in_the_log(start: Start, monkeypatch):
@@ -436,14 +437,14 @@ async def test_a_primary_that_has_moved_is_found_in_the_log(start: Start, monkey
     await old.writer.write(put(), "ann")
     await old.primary.place("k", ("q",), before=("p",))
     await asyncio.sleep(0.1)
-    asked_node.state.remember_holders("k", ("p",))
+    asked_node.records.remember_holders("k", ("p",))
     assert (await asked_node.writer.write(put(value=b"new"), "ann")).primary == "q"
-    assert new.state.replicas.index["k"].value == b"new"
+    assert new.replicas.index["k"].value == b"new"
 
 
 async def test_a_primary_that_moves_all_the_time_is_given_up(start: Start, monkeypatch):
     node = await start("p")
-    node.state.remember_holders("k", ("q",))
+    node.records.remember_holders("k", ("q",))
     requests: list[tuple[str, bool]] = []
 
     async def moved(to: str, kind: str, update: protocol.UpdateContext, answer: type) -> None:
@@ -453,7 +454,7 @@ async def test_a_primary_that_moves_all_the_time_is_given_up(start: Start, monke
     async def holders(key: str) -> tuple[str, ...]:
         return ("q",)
 
-    monkeypatch.setattr(node.state, "request", moved)
+    monkeypatch.setattr(node.links, "request", moved)
     monkeypatch.setattr(node.writer, "_holders", holders)
     with pytest.raises(errors.Unavailable, match="moved 8 times") as failure:
         await node.writer.write(put(), "ann")
@@ -470,14 +471,14 @@ async def test_a_silent_primary_is_replaced_by_a_holder_and_the_copies_are_made_
     start: Start, simulated_network
 ):
     _, q, r = [await start(name, replicas=2) for name in ("p", "q", "r")]
-    await q.state.log.append(protocol.ContextRecord("k", ("p", "q"), 1, "p", b"v", writer="ann"), 0)
+    await q.log.append(protocol.ContextRecord("k", ("p", "q"), 1, "p", b"v", writer="ann"), 0)
     await asyncio.sleep(0.1)
     simulated_network.cut("p")
     written = await r.writer.write(put(value=b"new", request="r"), "ann")
     assert written.primary == "q"
     assert [each.record.reason for each in await entries(q)] == ["put", "put"]
-    assert "p" not in r.state.directory.nodes
-    await eventually(lambda: q.state.replicas.index["k"].holders == ("q", "r"), timeout_s=60)
+    assert "p" not in r.directory.nodes
+    await eventually(lambda: q.replicas.index["k"].holders == ("q", "r"), timeout_s=60)
     simulated_network.heal()
 
 
@@ -485,32 +486,32 @@ async def test_a_holder_that_is_asked_takes_over_itself_and_keeps_the_other_copi
     start: Start, simulated_network
 ):
     _, q, _, _ = [await start(name, replicas=3) for name in ("p", "q", "r", "s")]
-    await q.state.log.append(protocol.ContextRecord("k", ("p", "r", "q"), 1, "p", b"v", writer="ann"), 0)
+    await q.log.append(protocol.ContextRecord("k", ("p", "r", "q"), 1, "p", b"v", writer="ann"), 0)
     await asyncio.sleep(0.1)
     simulated_network.cut("p")
     written = await q.writer.write(put(value=b"new"), "ann")
     assert written.primary in ("q", "r")
-    await eventually(lambda: set(q.state.replicas.index["k"].holders) == set("qrs"), timeout_s=60)
+    await eventually(lambda: set(q.replicas.index["k"].holders) == set("qrs"), timeout_s=60)
     simulated_network.heal()
 
 
 async def test_a_context_whose_holders_are_all_silent_is_taken_from_the_log(start: Start, simulated_network):
     _, _, r = [await start(name, replicas=1) for name in ("p", "q", "r")]
     old = protocol.ContextRecord("k", ("p", "q"), 1, "p", b"v", writer="ann")
-    first = await r.state.log.append(old, 0)
+    first = await r.log.append(old, 0)
     await asyncio.sleep(0.1)
     simulated_network.cut("p", "q")
     written = await r.writer.write(put(value=b"new", expected_version=first), "ann")
     assert (written.primary, (await record(r)).holders[0]) == ("r", "r")
-    assert r.state.replicas.index["k"].value == b"new"
+    assert r.replicas.index["k"].value == b"new"
     simulated_network.heal()
 
 
 async def test_of_the_holders_the_best_placed_becomes_the_primary(start: Start):
     _, q, r, s = [await start(name, replicas=3) for name in ("p", "q", "r", "s")]
-    await q.state.log.append(protocol.ContextRecord("k", ("p", "q", "r"), 1, "p", b"v", writer="ann"), 0)
+    await q.log.append(protocol.ContextRecord("k", ("p", "q", "r"), 1, "p", b"v", writer="ann"), 0)
     for node, load in ((q, 0.9), (r, 0.1)):
-        node.state.load = protocol.NodeLoad(ratio=load)
+        node.directory.load = protocol.NodeLoad(ratio=load)
         await node.maintenance.discover()
     await asyncio.sleep(0.1)
     await s.maintenance.discover()
@@ -534,7 +535,7 @@ async def test_copies_are_moved_only_from_where_they_were_thought_to_be(start: S
 async def test_a_node_that_reads_by_lease_is_fenced_after_its_end(start: Start, reads_by_lease):
     p, q = [await start(name, replicas=2, reads_by_lease=reads_by_lease) for name in ("p", "q")]
     await p.writer.write(put(), "ann")
-    await q.state.refresh(1.0)
+    await q.freshness.refresh(1.0)
     now_s = asyncio.get_running_loop().time
     begun_s = now_s()
     await q.writer.fence("p")
@@ -544,18 +545,18 @@ async def test_a_node_that_reads_by_lease_is_fenced_after_its_end(start: Start, 
 async def test_a_primary_with_a_lease_answers_linearizable_reads_from_memory(start: Start):
     p, q = [await start(name, replicas=2, reads_by_lease=True) for name in ("p", "q")]
     await p.writer.write(put(), "ann")
-    await q.state.refresh(1.0)
+    await q.freshness.refresh(1.0)
     read = p.reader.local("k", 0.0)
     assert read is not None
     assert read.value == b"v"
     assert q.reader.local("k", 0.0) is None, "it is not the primary"
     await asyncio.sleep(context_log.LEASE_SAFE_S)
     assert p.reader.local("k", 0.0) is None
-    pages = p.state.log.applied
+    pages = p.log.applied
     assert (await p.reader.get(protocol.GetContext("k", 0.0), "ann")).value == b"v"
-    assert p.state.log.applied == pages + 1, "the log has confirmed it"
+    assert p.log.applied == pages + 1, "the log has confirmed it"
     assert p.reader.local("k", 0.0) is not None
-    p.state.fence("p", [], pages + 2)
+    p.records.fence("p", [], pages + 2)
     assert p.reader.local("k", 0.0) is None
 
 
@@ -590,7 +591,7 @@ async def test_a_lease_ends_at_its_moment_and_not_before(alone, monkeypatch):
     await alone.writer.write(put(lease_s=1.0), "ann")
     ends_ns = (await record(alone)).expires_at_ns
     for now_ns, number in ((ends_ns - 1, 1), (ends_ns, 2)):
-        monkeypatch.setattr(alone.state, "log_now_ns", lambda now_ns=now_ns: now_ns)
+        monkeypatch.setattr(alone.freshness, "log_now_ns", lambda now_ns=now_ns: now_ns)
         await alone.primary.end_lease("k")
         assert len(await entries(alone)) == number
 
@@ -601,7 +602,7 @@ async def test_a_clock_that_is_set_neither_ends_nor_extends_a_lease(
 ):
     alone._loops[-3].cancel()
     await alone.writer.write(put(lease_s=30.0), "ann")
-    monkeypatch.setattr(alone.state, "now_ns", lambda: simulated_network.now_ns() + ahead_s * 10**9)
+    monkeypatch.setattr(alone.primary, "now_ns", lambda: simulated_network.now_ns() + ahead_s * 10**9)
     assert alone.reader.local("k") is not None
     assert not await alone.primary.end_lease("k"), "before the log was asked for its time again"
     await asyncio.sleep(31.0)
@@ -611,9 +612,9 @@ async def test_a_clock_that_is_set_neither_ends_nor_extends_a_lease(
 
 async def test_a_primary_writes_without_reading_the_log(alone, monkeypatch):
     await alone.writer.write(put(), "ann")
-    monkeypatch.setattr(alone.state, "current", None)
+    monkeypatch.setattr(alone.records, "current", None)
     await alone.primary.update(protocol.UpdateContext(put(value=b"new"), "ann"))
-    assert alone.state.replicas.index["k"].value == b"new"
+    assert alone.replicas.index["k"].value == b"new"
 
 
 # A repeat whose first attempt is not known to have been stored.
@@ -625,12 +626,12 @@ async def test_a_repeat_is_refused_only_if_the_log_shows_that_it_was_never_store
     node = await start("p", history=3)
     for number in range(others):
         await node.writer.write(put(value=b"%d" % number), "ann")
-    node.state.remembers_from_s = node.state.now_s()  # as after a start with a view
+    node.executed.since_s = node.freshness.now_s()  # as after a start with a view
     repeat = put(expected_version=0, request="r", repeat=True)
     if others < 3:
         with pytest.raises(errors.Conflict):
             await node.writer.write(repeat, "ann")
-        assert (await node.state.versions("k"))[0][-1].record.reason == "refuse"
+        assert (await node.records.versions("k"))[0][-1].record.reason == "refuse"
         assert (await record(node)).value == b"%d" % (others - 1)
     else:
         with pytest.raises(errors.TimedOut, match="its log is too short"):
@@ -644,7 +645,7 @@ async def test_a_refused_repeat_is_not_stored_later(start: Start):
     context = put(value=b"late", expected_version=first.version + 1, request="r", repeat=True)
     with pytest.raises(errors.Conflict):
         await p.writer.write(context, "ann")
-    await q.state.refresh(1.0)
+    await q.freshness.refresh(1.0)
     await q.writer.fence("p")
     late = msgspec.structs.replace(context, expected_version=None)
     for repeat in (True, False):
@@ -665,7 +666,7 @@ async def test_a_repeated_delete_of_what_has_never_been_there_uses_up_its_id(alo
     delete = protocol.DeleteContext("k", request="r", repeat=True)
     with pytest.raises(errors.NotFound):
         await alone.writer.write(delete, "ann")
-    ((entry,), _) = await alone.state.versions("k")
+    ((entry,), _) = await alone.records.versions("k")
     assert (entry.record.reason, entry.record.value, entry.record.request) == ("refuse", None, "r")
     await alone.writer.write(put(), "ann")
     with pytest.raises(errors.Conflict, match="another attempt"):
@@ -676,7 +677,7 @@ async def test_what_cannot_be_reached_is_unknown_only_if_something_may_have_been
     async def unreachable(*_: Any, **__: Any) -> None:
         raise errors.NotConnected("the connection is gone")
 
-    monkeypatch.setattr(alone.state.log, "append", unreachable)
+    monkeypatch.setattr(alone.log, "append", unreachable)
     with pytest.raises(errors.NotConnected):
         await alone.writer.write(put(), "ann")
     with pytest.raises(errors.TimedOut, match="may have been written: the connection is gone"):
@@ -690,7 +691,7 @@ async def test_a_context_that_always_changes_first_has_timed_out(alone, monkeypa
         attempts.append(1)
         raise errors.Conflict("another record stands there")
 
-    monkeypatch.setattr(alone.state.log, "append", refused)
+    monkeypatch.setattr(alone.log, "append", refused)
     with pytest.raises(errors.TimedOut, match="too many concurrent writes") as failure:
         await alone.writer.write(put(), "ann")
     assert failure.value.retry_after_s == 0.1
@@ -702,29 +703,29 @@ async def test_an_update_for_another_node_is_not_carried_out(alone):
     for holders in ((), ("q", "p")):
         with pytest.raises(protocol.PrimaryMoved, match="p is not the primary of 'k'"):
             await alone.primary.update(protocol.UpdateContext(put(), "ann", holders))
-    assert await alone.state.current("k") is None
+    assert await alone.records.current("k") is None
 
 
 async def test_a_context_that_is_gone_from_the_log_is_no_longer_held(alone):
     await alone.writer.write(put(), "ann")
     await alone.writer.write(protocol.DeleteContext("k"), "ann")
-    await alone.primary.forget("k", alone.state.replicas.index["k"])
-    assert await alone.state.current("k") is None
-    assert await alone.state.versions("k") == ([], False)
-    assert "k" not in alone.state.replicas.index
+    await alone.primary.forget("k", alone.replicas.index["k"])
+    assert await alone.records.current("k") is None
+    assert await alone.records.versions("k") == ([], False)
+    assert "k" not in alone.replicas.index
 
 
 async def test_a_silent_node_is_not_a_primary_that_refuses(start: Start, monkeypatch):
     node = await start("p")
-    node.state.remember_holders("k", ("q",))
+    node.records.remember_holders("k", ("q",))
     sent: list[bool] = []
 
     async def silent(to: str, kind: str, update: protocol.UpdateContext, answer: type) -> None:
         sent.append(update.write.repeat)
-        raise state.Silent(f"{to} does not answer")
+        raise links.Silent(f"{to} does not answer")
 
-    monkeypatch.setattr(node.state, "request", silent)
-    first = await node.state.log.append(protocol.ContextRecord("k", ("q",), 1, "q", b"v", writer="ann"), 0)
+    monkeypatch.setattr(node.links, "request", silent)
+    first = await node.log.append(protocol.ContextRecord("k", ("q",), 1, "q", b"v", writer="ann"), 0)
     written = await node.writer.write(put(value=b"new", expected_version=first), "ann")
     assert sent == [False]
     assert (written.primary, written.version > first) == ("p", True)
@@ -741,12 +742,12 @@ async def test_a_write_that_was_rejected_is_not_executed_by_a_second_request(alo
         await alone.writer.write(put(), "ann")
     update = protocol.UpdateContext(protocol.DeleteContext("k", request="e", expected_version=77), "ann")
     with pytest.raises(errors.Conflict):
-        await alone.writer._primary.update(update)
+        await alone.primary.update(update)
     later = msgspec.structs.replace(
         update, write=msgspec.structs.replace(update.write, expected_version=None)
     )
     with pytest.raises(errors.Conflict):
-        await alone.writer._primary.update(later)
+        await alone.primary.update(later)
 
 
 async def test_requests_with_one_id_share_an_attempt_and_another_follows_an_unknown_outcome():

@@ -261,7 +261,7 @@ class WriteModel(stateful.RuleBasedStateMachine):
                 await node.primary.place(key, moved, before=holders)
 
         for node in self.nodes.values():
-            copy = node.state.replicas.index.get(key)
+            copy = node.replicas.index.get(key)
             if copy is not None and copy.holders[0] == node.name != to:
                 self.moves.append(self.loop.create_task(move(node, copy.holders)))
 

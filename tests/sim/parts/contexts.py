@@ -230,7 +230,7 @@ class ContextPart:
         serving = {
             name: node
             for name, node in self._nodes.items()
-            if self._domain.hosts[name].is_up and node and not node.state.closing
+            if self._domain.hosts[name].is_up and node and not node.changes.closing
         }
         if len(serving) < len(NODES):
             return f"only {sorted(serving)} serve"
@@ -245,7 +245,7 @@ class ContextPart:
             if current.record.value is not None and len(holders) != SETTINGS.replicas:
                 return f"{key} has replicas on {holders}"
             for name, node in serving.items():
-                replica = node.state.replicas.index.get(key)
+                replica = node.replicas.index.get(key)
                 holds = replica is not None and not replica.temporary
                 if holds != (name in holders):
                     return f"{name} {'holds' if holds else 'lacks'} {key}, whose holders are {holders}"

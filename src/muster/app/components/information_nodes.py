@@ -19,8 +19,8 @@ from muster.core import health
 from muster.core.settings import domain
 from muster.gateways.uddi import mount
 from muster.inform import settings
+from muster.inform.node import access as context_access
 from muster.inform.node import node as node_node
-from muster.inform.node import state
 from muster.supervision import children, os_process
 from muster.trust import identity_roles
 from muster.trust.permissions import roles
@@ -166,7 +166,7 @@ def node_arguments(settings_: domain.BaseSettings, access_: access.DomainAccess)
     """The arguments of every node of a domain: its log and the roles of callers. A node that has no keys of
     the domain leaves the log as it is, and knows no roles.
     """
-    role_of: state.RoleResolver | None = None
+    role_of: context_access.RoleResolver | None = None
     if access_.has_keys:
         role_of = identity_roles.IdentityRoles(access_.keys)
     elif access_.has_credentials:

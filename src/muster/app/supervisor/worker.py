@@ -210,8 +210,8 @@ def node_health(of: node.InformationNode) -> http_health.HealthReport:
         return http_health.HealthReport(health.HealthState.FAILED, failure)
     if of.view_failure is not None:
         return http_health.HealthReport(health.HealthState.LATE, f"{of.name} cannot store: {of.view_failure}")
-    age_s = of.state.now_s() - of.state.fresh_at_s
-    if age_s > 3 * of.state.settings.timeout_s:
+    age_s = of.freshness.now_s() - of.freshness.fresh_at_s
+    if age_s > 3 * of.settings.timeout_s:
         late = f"{of.name} has not received the log for {units.rounded_duration(round(age_s))}"
         return http_health.HealthReport(health.HealthState.LATE, late)
     return http_health.HealthReport()

@@ -16,7 +16,7 @@ import functools
 import pathlib
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -24,12 +24,16 @@ import msgspec
 from muster.bus import api, uptime
 from muster.bus.rpc import admission, requests, server
 from muster.core import errors, lifecycle, subjects
+from muster.core.telemetry import log as log_
 from muster.inform import protocol
 from muster.inform import settings as settings_
+from muster.inform.mounts import base as mount_base
 from muster.inform.mounts import registry
-from muster.inform.node import maintenance, primary, reads, search, state, writes
-from muster.inform.node.log import context_log, follower, view_writer
+from muster.inform.node import access, change_events, maintenance, primary, reads, search, writes
+from muster.inform.node.log import context_log, executed, follower, freshness, view_writer
 from muster.inform.node.log import view as log_view
+from muster.inform.node.replicas import demand, peers, records, replica_table
+from muster.inform.node.replicas import links as node_links
 from muster.supervision import os_process, tasks
 
 IN_FLIGHT_MAX = 4_096
@@ -41,6 +45,9 @@ DRAIN_S = 2.0
 AT_ONCE_BYTES_MAX = 64 << 10
 READ_COST = 0.02  # of a read from memory, beside its receipt (`admission`)
 GROUP = "nodes"
+UNDER_WAY_BYTES_MAX = 64 << 20  # memory for records that are not in the view yet
+
+events = log_.EventLog("inform")
 
 T = TypeVar("T")
 
@@ -56,7 +63,7 @@ async def start(
     joins: bool = False,
     now_ns: Callable[[], int] = time.time_ns,
     uptime_s: Callable[[], float] | None = None,
-    role_of: state.RoleResolver | None = None,
+    role_of: access.RoleResolver | None = None,
     zone: str = "default",
     mount_backends: registry.Backends = registry.BACKENDS,
 ) -> InformationNode:
@@ -77,19 +84,18 @@ async def start(
         timeout_s=settings.timeout_s,
         now_s=uptime_s,
     )
-    shared = state.NodeState(
+    node = InformationNode(
         name,
         bus,
+        settings,
         log,
-        settings=settings,
-        view=log_view.ReplicaView(view, name, settings.history),
+        log_view.ReplicaView(view, name, settings.history),
+        {mount.name: registry.open_mount(mount, mount_backends) for mount in settings.mounts},
         now_ns=now_ns,
         uptime_s=uptime_s,
         role_of=role_of,
         zone=zone,
-        mount_backends=mount_backends,
     )
-    node = InformationNode(shared)
     try:
         await node.open()
     except BaseException:
@@ -99,18 +105,108 @@ async def start(
 
 
 class InformationNode(lifecycle.ClosingContext):
-    def __init__(self, shared: state.NodeState) -> None:
-        self.state = shared
-        self.name = shared.name
-        self.primary = primary.PrimaryWriter(shared)
-        self.writer = writes.ContextWriter(shared, self.primary)
-        self.reader = reads.ContextReader(shared, self.primary, self.writer)
-        self.search = search.ContextSearch(shared, self.reader)
-        self.maintenance = maintenance.NodeMaintenance(shared, self.primary, self.writer)
+    def __init__(
+        self,
+        name: str,
+        bus: api.Bus,
+        settings: settings_.InformSettings,
+        log: context_log.ContextLog,
+        view: log_view.ReplicaView,
+        mounts: Mapping[str, mount_base.MountedRegistry],
+        *,
+        now_ns: Callable[[], int],
+        uptime_s: Callable[[], float],
+        role_of: access.RoleResolver | None,
+        zone: str,
+    ) -> None:
+        self.name = name
+        self.bus = bus
+        self.settings = settings
+        self.log = log
+        under_way = min(settings.memory_bytes // 8, UNDER_WAY_BYTES_MAX)
+        self.replicas = replica_table.ReplicaTable(
+            name, memory_bytes_max=settings.memory_bytes - under_way, history=settings.history
+        )
+        self.directory = peers.NodeDirectory(name, settings, self.replicas, zone=zone)
+        self.executed = executed.ExecutedRequests(uptime_s)
+        self.records = records.ContextRecords(
+            name,
+            log,
+            view,
+            self.replicas,
+            self.directory,
+            self.executed,
+            history=settings.history,
+            tombstone_s=settings.tombstone_s,
+            now_ns=now_ns,
+            now_s=uptime_s,
+        )
+        self.freshness = freshness.LogFreshness(name, log, settings, now_ns=now_ns, uptime_s=uptime_s)
+        self.access = access.ContextAccess(settings, role_of, log, self.replicas.stored)
+        self.changes = change_events.ChangeEvents()
+        self.demand = demand.DemandCounts()
+        self.links = node_links.NodeLinks(bus, settings.timeout_s)
+        self.primary = primary.PrimaryWriter(
+            name, settings, log, self.records, self.executed, self.freshness, self.access, now_ns
+        )
+        self.writer = writes.ContextWriter(
+            name,
+            settings,
+            log,
+            self.records,
+            self.executed,
+            self.freshness,
+            self.directory,
+            self.links,
+            self.primary,
+        )
+        self.reader = reads.ContextReader(
+            name,
+            bus,
+            settings,
+            log,
+            self.records,
+            self.freshness,
+            self.access,
+            self.directory,
+            self.links,
+            self.changes,
+            self.demand,
+            mounts,
+            self.primary,
+            self.writer,
+        )
+        self.search = search.ContextSearch(
+            name,
+            bus,
+            settings,
+            self.records,
+            self.freshness,
+            self.access,
+            self.directory,
+            mounts,
+            self.reader,
+        )
+        self.maintenance = maintenance.NodeMaintenance(
+            name,
+            bus,
+            settings,
+            log,
+            self.records,
+            self.freshness,
+            self.directory,
+            self.links,
+            self.changes,
+            self.demand,
+            self.primary,
+            self.writer,
+        )
+        self._view_writer = view_writer.ViewWriter(name, log, self.records, self.freshness)
+        self.follower = follower.LogFollower(
+            name, bus, log, self.records, self.executed, self.freshness, self.changes, self._view_writer
+        )
         self.malformed = 0  # messages of nodes
         self.not_requests: Counter[str] = Counter()  # invalid messages of clients, by reason
-        self._view_writer = view_writer.ViewWriter(shared)
-        self.follower = follower.LogFollower(shared, self._view_writer)
         self._subscriptions: list[api.Subscription] = []
         self._topics: dict[int, api.Subscription] = {}
         self._supervisor = tasks.TaskSupervisor(f"information node {self.name}")
@@ -166,28 +262,26 @@ class InformationNode(lifecycle.ClosingContext):
     # Start and stop.
 
     async def open(self) -> None:
-        log = self.state.log
+        log = self.log
         await self._view_writer.load()
         self._loops.append(self._supervisor.loop("view", self._view_writer.run))
         self._loops.append(self._supervisor.loop("log", self.follower.run))
         await self.follower.catch_up()
         await log.look_up(self.name)
         await asyncio.sleep(log.lease_left_s(self.name))  # of a former process, which may be frozen
-        if self.state.replicas.evicted:
+        if self.replicas.evicted:
             await asyncio.to_thread(os_process.trim_heap)
         for subject in (protocol.to_node(self.name, "*"), protocol.to_all("*")):
-            self._subscriptions.append(await self.state.bus.subscribe(subject, handler=self._on_node_message))
+            self._subscriptions.append(await self.bus.subscribe(subject, handler=self._on_node_message))
         for node, group in ((self.name, None), (protocol.ANY, GROUP)):
             for kind in ("read", "write"):
                 pattern = subjects.from_identity(protocol.PART, "*", kind, node, "*")
                 handler = self._server.in_turn(pattern, functools.partial(self._on_request, pattern))
-                self._subscriptions.append(
-                    await self.state.bus.subscribe(pattern, group=group, handler=handler)
-                )
+                self._subscriptions.append(await self.bus.subscribe(pattern, group=group, handler=handler))
         await self._subscribe_topics()
         self._loops.append(self._supervisor.loop("topics", self._keep_topics))
         await self.maintenance.discover()
-        settings = self.state.settings
+        settings = self.settings
         loop, every = self._supervisor.loop, functools.partial(functools.partial, self._every)
         self._loops += [
             loop("discovery", every(settings.refresh_s, self.maintenance.discover)),
@@ -204,16 +298,15 @@ class InformationNode(lifecycle.ClosingContext):
                 await subscription.close()
         self._subscriptions.clear()
         self._topics.clear()
-        self.state.wake_all()
+        self.changes.wake_all()
         await asyncio.gather(self._drain(), self._server.drain(DRAIN_S), self._watching.drain(DRAIN_S))
         while work := (*self._loops, *self._tasks):
             for task in work:
                 task.cancel()
             await asyncio.gather(*work, return_exceptions=True)
             self._loops.clear()
-        await self.state.log.close()
-        await self.state.log_end.close()
-        await self.state.confirmed_end.close()
+        await self.log.close()
+        await self.freshness.close()
         await self._server.close()  # last: a failed write may have been submitted to it
         await self._watching.close()
         await self._view_writer.close()
@@ -235,7 +328,7 @@ class InformationNode(lifecycle.ClosingContext):
 
     def failure(self) -> str | None:
         """The last failure of a background task that has not run long enough since."""
-        if self.state.log.is_superseded:
+        if self.log.is_superseded:
             return f"another process runs as the information node {self.name}"
         return self._supervisor.problem()
 
@@ -248,7 +341,7 @@ class InformationNode(lifecycle.ClosingContext):
         self, operations: Iterable[server.RpcOperation], pending_max: int, each_at_once: int | None
     ) -> server.RpcServer:
         return server.RpcServer(
-            self.state.bus,
+            self.bus,
             protocol.PART,
             operations,
             codec=protocol.InformCodec(self.name),
@@ -262,26 +355,24 @@ class InformationNode(lifecycle.ClosingContext):
             try:
                 await action()
             except errors.Unavailable as error:
-                state.events.info("round-failed", node=self.name, error=error)
+                events.info("round-failed", node=self.name, error=error)
 
     # Topics of contexts.
 
     async def _keep_topics(self) -> None:
         while True:
-            await self.state.buckets_changed.wait()
-            self.state.buckets_changed.clear()
+            await self.records.buckets_changed.wait()
+            self.records.buckets_changed.clear()
             try:
                 await self._subscribe_topics()
             except errors.Unavailable:
-                self.state.buckets_changed.set()
+                self.records.buckets_changed.set()
                 await asyncio.sleep(RETRY_S)
 
     async def _subscribe_topics(self) -> None:
-        held = self.state.replicas.buckets
+        held = self.replicas.buckets
         for bucket in [bucket for bucket in held if bucket not in self._topics]:
-            self._topics[bucket] = await self.state.bus.subscribe(
-                protocol.topic(bucket, "*"), handler=self._topic
-            )
+            self._topics[bucket] = await self.bus.subscribe(protocol.topic(bucket, "*"), handler=self._topic)
         for bucket in [bucket for bucket in self._topics if bucket not in held]:
             await self._topics.pop(bucket).close()
 
@@ -291,18 +382,18 @@ class InformationNode(lifecycle.ClosingContext):
         try:
             if kind == "access":
                 request = protocol.decode(message.data, protocol.GetContext)
-                replica = self.state.replicas.index.get(request.key)
+                replica = self.replicas.index.get(request.key)
                 if request.origin == self.name or replica is None or replica.temporary:
                     return
                 context = self.reader.local(request.key, request.max_staleness_s)
                 if context is None:
                     self._spawn(self._reply_access(message, request))
                     return
-                self.state.demand.add(request.key, request.origin)
+                self.demand.add(request.key, request.origin)
                 self._respond(message, protocol.reply(context, self.name))
         except errors.InvalidInput as error:
             self.malformed += 1
-            state.events.warning("malformed", subject=message.subject, error=error)
+            events.warning("malformed", subject=message.subject, error=error)
 
     def _respond(self, message: api.Message, data: bytes) -> None:
         if not message.respond_now(data):
@@ -312,7 +403,7 @@ class InformationNode(lifecycle.ClosingContext):
         with contextlib.suppress(errors.Unavailable):
             context = await self.reader.from_replica(request)
             if context is not None:
-                self.state.demand.add(request.key, request.origin)
+                self.demand.add(request.key, request.origin)
                 await message.respond(protocol.reply(context, self.name))
 
     # Requests.
@@ -322,14 +413,14 @@ class InformationNode(lifecycle.ClosingContext):
         caller = requests.accept(message, pattern, self.not_requests, admit=self._server.admit)
         if caller is None:
             return
-        self.state.requests += 1
+        self.maintenance.requests += 1
         operation = self._operations.get(caller.operation)
         name = operation.name if operation is not None else ""
         if name == "read.get":
             if self._try_read(caller.identity, caller.message):
                 return
         elif name in _WRITES:
-            if self.state.is_stalled:
+            if self.freshness.is_stalled:
                 self.not_requests["stalled"] += 1  # its client also asks another node
                 return
             if self._try_write(caller, _WRITES[name]):
@@ -343,12 +434,12 @@ class InformationNode(lifecycle.ClosingContext):
             context = self.reader.local(request.key, request.max_staleness_s)
             if context is None or len(context.value) > AT_ONCE_BYTES_MAX:
                 return False
-            self.state.check(sender, "read", request.key, context.writer)
+            self.access.check(sender, "read", request.key, context.writer)
             if not message.respond_now(protocol.reply(context, self.name)):
                 return False
         except errors.MusterError:
             return False
-        self.state.demand.add(request.key, self.name)
+        self.demand.add(request.key, self.name)
         self._server.charge(sender, READ_COST + len(context.value) / admission.RECEIVED_BYTES)
         return True
 
@@ -414,11 +505,10 @@ class InformationNode(lifecycle.ClosingContext):
             return
 
     async def _nodes(self, _: server.RpcCall, query: protocol.Nodes) -> protocol.Page[protocol.NodeInfo]:
-        shared = self.state
-        names = list(shared.directory.nodes)
+        names = list(self.directory.nodes)
         bisect.insort(names, self.name)
         page = server.page(names, str, query.after, rows_max=protocol.PAGE_NODES)
-        views = shared.directory.views(shared.information(), shared.now_s(), page["items"])
+        views = self.directory.views(self.freshness.now_s(), page["items"])
         return protocol.Page(views, page["next"], self.name)
 
     async def _find_here(self, _: server.RpcCall, query: protocol.FindContexts) -> protocol.PartialFindResult:

@@ -19,16 +19,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import msgspec
 
 from muster.core import clock, errors
+from muster.core.telemetry import log as log_
 from muster.inform import protocol
-from muster.inform.node import state, write_attempts
+from muster.inform import settings as settings_
+from muster.inform.node import access as access_control
+from muster.inform.node import key_locks, write_attempts
 from muster.inform.node.log import context_log
+from muster.inform.node.log import executed as requests
+from muster.inform.node.log import freshness as log_freshness
+from muster.inform.node.replicas import records as replica_records
 from muster.inform.node.replicas import replica_table
+
+events = log_.EventLog("inform")
 
 ATTEMPTS = 8
 
@@ -45,9 +54,19 @@ class KeyState(NamedTuple):
     expired: bool = False  # its lease is over by the time of this node, but not in the log
 
 
+@dataclasses.dataclass(eq=False)
 class PrimaryWriter:
-    def __init__(self, shared: state.NodeState) -> None:
-        self._state = shared
+    node: str
+    settings: settings_.InformSettings
+    log: context_log.ContextLog
+    records: replica_records.ContextRecords
+    executed: requests.ExecutedRequests
+    freshness: log_freshness.LogFreshness
+    access: access_control.ContextAccess
+    now_ns: Callable[[], int]
+    locks: key_locks.KeyLocks = dataclasses.field(default_factory=key_locks.KeyLocks)
+
+    def __post_init__(self) -> None:
         self._applied: dict[tuple[str, int], tuple[set[str], asyncio.Event]] = {}
         self._attempts = write_attempts.WriteAttempts()
 
@@ -60,12 +79,12 @@ class PrimaryWriter:
         return await self._attempts.run(update.writer, update.write, lambda: self._update(update))
 
     async def _update(self, update: protocol.UpdateContext) -> protocol.WriteResult:
-        shared, write = self._state, update.write
-        begun_s, key = shared.now_s(), write.key
-        async with shared.key_locks.hold(key):
+        write = update.write
+        begun_s, key = self.freshness.now_s(), write.key
+        async with self.locks.hold(key):
             is_confirmed = False
             for _ in range(ATTEMPTS):
-                shared.require_recent(begun_s, key)
+                self.freshness.require_recent(begun_s, key)
                 with in_doubt(key, is_repeat=update.write.repeat):
                     base = self.base_here(key) or await self._base(key)
                     first = await self._first_attempt(update)
@@ -77,7 +96,7 @@ class PrimaryWriter:
                         raise
                     except errors.MusterError as rejection:
                         if not is_confirmed:  # this node may have been replaced
-                            await shared.refresh(shared.settings.timeout_s, confirmed=True)
+                            await self.freshness.refresh(self.settings.timeout_s, confirmed=True)
                             is_confirmed = True
                             continue
                         is_confirmed = False
@@ -93,7 +112,7 @@ class PrimaryWriter:
                     waiting = self._expect(record) if record.acknowledge else None
                     replicas = 1
                     try:
-                        position = await shared.log.append(record, base.since)
+                        position = await self.log.append(record, base.since)
                         if waiting is not None:
                             replicas = await self._replicated(record, waiting)
                     except errors.Conflict:
@@ -107,11 +126,11 @@ class PrimaryWriter:
         )
 
     def next_record(self, update: protocol.UpdateContext, base: KeyState) -> protocol.ContextRecord:
-        shared, write = self._state, update.write
+        write = update.write
         holders = base.holders or update.holders
-        if not holders or holders[0] != shared.name:
-            raise protocol.PrimaryMoved(f"{shared.name} is not the primary of {write.key!r}")
-        shared.check(update.writer, "write", write.key, base.writer if base.live else None)
+        if not holders or holders[0] != self.node:
+            raise protocol.PrimaryMoved(f"{self.node} is not the primary of {write.key!r}")
+        self.access.check(update.writer, "write", write.key, base.writer if base.live else None)
         version = base.version if base.live else 0
         if write.expected_version is not None and write.expected_version != version:
             raise errors.Conflict(
@@ -120,9 +139,11 @@ class PrimaryWriter:
         if isinstance(write, protocol.PutContext):
             size = len(write.value) + replica_table.RECORD_BYTES
             is_new = not (base.live and base.writer == update.writer)
-            shared.check_quota(update.writer, size, is_new=is_new)
-        now_ns = shared.now_ns()
-        stamp = shared.clock.now(now_ns) if base.stamp is None else self._stamp_after(base.stamp, now_ns)
+            self.access.check_quota(update.writer, size, is_new=is_new)
+        now_ns = self.now_ns()
+        stamp = (
+            self.records.clock.now(now_ns) if base.stamp is None else self._stamp_after(base.stamp, now_ns)
+        )
         if isinstance(write, protocol.DeleteContext):
             if not base.live:
                 raise errors.NotFound(f"no context {write.key!r}")
@@ -131,7 +152,7 @@ class PrimaryWriter:
                 holders,
                 stamp.time,
                 stamp.node,
-                expires_at_ns=shared.log_now_ns() + shared.tombstone_ns,
+                expires_at_ns=self.freshness.log_now_ns() + self.records.tombstone_ns,
                 writer=update.writer,
                 request=write.request,
                 reason="delete",
@@ -143,7 +164,7 @@ class PrimaryWriter:
             stamp.node,
             write.value,
             protocol.encode(write.attributes) if write.attributes else b"",
-            expires_at_ns=shared.log_now_ns() + int(write.lease_s * 1e9) if write.lease_s else 0,
+            expires_at_ns=self.freshness.log_now_ns() + int(write.lease_s * 1e9) if write.lease_s else 0,
             writer=update.writer,
             request=write.request,
             acknowledge=write.ack == "replicated" and len(holders) > 1,
@@ -151,22 +172,21 @@ class PrimaryWriter:
 
     def _stamp_after(self, last: clock.HybridTimestamp, now_ns: int) -> clock.HybridTimestamp:
         try:
-            return self._state.clock.observe(last, now_ns)
+            return self.records.clock.observe(last, now_ns)
         except clock.ClockSkewTooLarge:
             # The clock of its writer was wrong: continue the context from there, but not the local clock.
-            return clock.HybridTimestamp(last.time + 1, self._state.name)
+            return clock.HybridTimestamp(last.time + 1, self.node)
 
     def base_here(self, key: str) -> KeyState | None:
         """The state of a key if it is in memory; None: it may be known all the same."""
-        shared = self._state
-        replica = shared.replicas.index.get(key)
+        replica = self.records.replicas.index.get(key)
         if replica is None:
-            return self._nothing() if shared.holds_all else None
+            return self._nothing() if self.records.holds_all else None
         if replica.temporary:
             return None
-        live = shared.is_live(replica)
+        live = self.freshness.is_live(replica)
         return KeyState(
-            shared.log.applied,
+            self.log.applied,
             replica.version,
             replica.holders,
             clock.HybridTimestamp(replica.stamp, replica.stamped_by),
@@ -176,17 +196,17 @@ class PrimaryWriter:
         )
 
     def _nothing(self) -> KeyState:
-        return KeyState(self._state.log.applied, 0, (), None, None, False)
+        return KeyState(self.log.applied, 0, (), None, None, False)
 
     async def _base(self, key: str) -> KeyState:
         """The state of a key without a permanent replica here."""
-        shared, nothing = self._state, self._nothing()
-        entry = await shared.current(key)
+        nothing = self._nothing()
+        entry = await self.records.current(key)
         if entry is None:
             return nothing
         record = entry.record
         present = record.value is not None
-        expired = present and 0 < record.expires_at_ns <= shared.log_now_ns()
+        expired = present and 0 < record.expires_at_ns <= self.freshness.log_now_ns()
         return KeyState(
             nothing.since,
             entry.version,
@@ -199,19 +219,19 @@ class PrimaryWriter:
 
     async def _first_attempt(self, update: protocol.UpdateContext) -> context_log.ContextLogEntry | None:
         """Return the record of an earlier attempt; None if there is none."""
-        shared, write = self._state, update.write
-        position = shared.executed(update.writer, write.key, write.request)
-        if position is None and (not write.repeat or shared.remembers_all):
+        write = update.write
+        position = self.executed.position(update.writer, write.key, write.request)
+        if position is None and (not write.repeat or self.executed.has_all):
             return None
-        versions, _ = await shared.versions(write.key)
+        versions, _ = await self.records.versions(write.key)
         for entry in versions:
             record = entry.record
             if (record.request, record.writer) == (write.request, update.writer):
                 if record.reason == "refuse":
                     raise errors.Conflict(f"{write.key!r}: another attempt of this write was rejected")
                 return entry
-        recent_ms = shared.now_ns() // 1_000_000 - int(state.EXECUTED_S * 1000)
-        is_cut_off = len(versions) >= shared.settings.history and versions[0].record.stamp >> 16 > recent_ms
+        recent_ms = self.now_ns() // 1_000_000 - int(requests.EXECUTED_S * 1000)
+        is_cut_off = len(versions) >= self.settings.history and versions[0].record.stamp >> 16 > recent_ms
         if position is None and not is_cut_off:
             return None
         raise errors.TimedOut(
@@ -226,7 +246,7 @@ class PrimaryWriter:
         changed since ``base``.
         """
         write = update.write
-        stamp = self._state.clock.now(self._state.now_ns())
+        stamp = self.records.clock.now(self.now_ns())
         record = protocol.ContextRecord(
             write.key,
             (),
@@ -237,14 +257,14 @@ class PrimaryWriter:
             reason="refuse",
         )
         try:
-            await self._state.log.append(record, base.since)
+            await self.log.append(record, base.since)
         except errors.Conflict:
             return False
         return True
 
     def _expect(self, record: protocol.ContextRecord) -> asyncio.Event:
         done = asyncio.Event()
-        self._applied[record.key, record.stamp] = set(record.holders) - {self._state.name}, done
+        self._applied[record.key, record.stamp] = set(record.holders) - {self.node}, done
         return done
 
     def applied(self, applied: protocol.ReplicaApplied) -> None:
@@ -259,74 +279,71 @@ class PrimaryWriter:
     async def _replicated(self, record: protocol.ContextRecord, done: asyncio.Event) -> int:
         missing, _ = self._applied[record.key, record.stamp]
         try:
-            async with asyncio.timeout(self._state.settings.timeout_s):
+            async with asyncio.timeout(self.settings.timeout_s):
                 await done.wait()
         except TimeoutError:
-            state.events.warning("replicas-not-confirmed", key=record.key, nodes=sorted(missing))
+            events.warning("replicas-not-confirmed", key=record.key, nodes=sorted(missing))
         return len(record.holders) - len(missing)
 
     # Changes of the holders and the primary.
 
     async def place(self, key: str, holders: tuple[str, ...], *, before: tuple[str, ...]) -> None:
         """Move the replicas to ``holders``, if the current holders are ``before``."""
-        shared = self._state
-        async with shared.key_locks.hold(key):
-            since, entry = shared.log.applied, await shared.current(key)
+        async with self.locks.hold(key):
+            since, entry = self.log.applied, await self.records.current(key)
             if (
                 entry is not None
                 and entry.record.holders == before
-                and before[0] == shared.name
+                and before[0] == self.node
                 and entry.record.value is not None
             ):
                 with contextlib.suppress(errors.Conflict):
-                    await shared.log.append(placed(entry, holders), since)
+                    await self.log.append(placed(entry, holders), since)
 
     async def end_lease(self, key: str) -> bool:
         """Append the end of a lease, if it is over by the time of this node. Return whether it did.
 
         `protocol.PrimaryMoved` if another node is the primary: then this one does not decide.
         """
-        shared = self._state
-        async with shared.key_locks.hold(key):
+        async with self.locks.hold(key):
             base = self.base_here(key) or await self._base(key)
-            if base.holders[:1] != (shared.name,):
-                raise protocol.PrimaryMoved(f"{shared.name} is not the primary of {key!r}")
+            if base.holders[:1] != (self.node,):
+                raise protocol.PrimaryMoved(f"{self.node} is not the primary of {key!r}")
             return base.expired and await self._end_lease(key, base)
 
     async def _end_lease(self, key: str, base: KeyState) -> bool:
         """Whether it was appended; not if the context has changed since ``base``."""
         assert base.stamp is not None
         assert base.writer is not None
-        stamp = self._stamp_after(base.stamp, self._state.now_ns())
+        stamp = self._stamp_after(base.stamp, self.now_ns())
         record = protocol.ContextRecord(
             key,
             base.holders,
             stamp.time,
             stamp.node,
-            expires_at_ns=self._state.log_now_ns() + self._state.tombstone_ns,
+            expires_at_ns=self.freshness.log_now_ns() + self.records.tombstone_ns,
             writer=base.writer,
             reason="expire",
         )
         try:
-            await self._state.log.append(record, base.since)
+            await self.log.append(record, base.since)
         except errors.Conflict:
             return False
         return True
 
     async def forget(self, key: str, replica: replica_table.Replica) -> None:
         """End the tombstone of a context of this primary."""
-        shared = self._state
-        async with shared.key_locks.hold(key):
-            if shared.replicas.index.get(key) is not replica or replica.holders[0] != shared.name:
+        async with self.locks.hold(key):
+            if self.records.replicas.index.get(key) is not replica or replica.holders[0] != self.node:
                 return
             record = protocol.ContextRecord(key, (), replica.stamp, replica.stamped_by, reason="forget")
             with contextlib.suppress(errors.Conflict):
-                await shared.log.append(record, shared.log.applied)
+                await self.log.append(record, self.log.applied)
 
 
 def written(entry: context_log.ContextLogEntry, replicas: int) -> protocol.WriteResult:
     record = entry.record
-    stamp = state.stamp_text(record.stamp, record.stamped_by)
+    stamp = clock.format_timestamp(record.stamp, record.stamped_by)
     status = "normal" if replicas >= len(record.holders) else "updated"
     return protocol.WriteResult(record.key, entry.version, stamp, record.holders[0], replicas, status)
 

@@ -18,20 +18,29 @@ from __future__ import annotations
 import asyncio
 import bisect
 import contextlib
+import dataclasses
 import functools
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
+from muster.bus import api
 from muster.bus.rpc import admission
 from muster.core import errors
+from muster.core.telemetry import log as log_
 from muster.inform import protocol, search_plan
-from muster.inform.node import reads, state
-from muster.inform.node.replicas import replica_table, sorted_keys
+from muster.inform import settings as settings_
+from muster.inform.mounts import base as mount_base
+from muster.inform.node import access as access_control
+from muster.inform.node import reads
+from muster.inform.node.log import freshness as log_freshness
+from muster.inform.node.replicas import peers, replica_table, sorted_keys
+from muster.inform.node.replicas import records as replica_records
+
+events = log_.EventLog("inform")
 
 SLICE_S = 0.00015
 SLICE_KEYS = 64  # between two checks of the clock
@@ -52,16 +61,25 @@ class _Slice(NamedTuple):
     reached: str | None  # None: all keys have been searched
 
 
-@dataclass(slots=True)
+@dataclasses.dataclass(slots=True)
 class _ClientSearches:
     turn: asyncio.Semaphore
     number: int = 0  # that run or wait
 
 
+@dataclasses.dataclass(eq=False)
 class ContextSearch:
-    def __init__(self, shared: state.NodeState, reader: reads.ContextReader) -> None:
-        self._state = shared
-        self._reader = reader
+    node: str
+    bus: api.Bus
+    settings: settings_.InformSettings
+    records: replica_records.ContextRecords
+    freshness: log_freshness.LogFreshness
+    access: access_control.ContextAccess
+    directory: peers.NodeDirectory
+    mounts: Mapping[str, mount_base.MountedRegistry]
+    reader: reads.ContextReader
+
+    def __post_init__(self) -> None:
         self._slice_lock = asyncio.Lock()  # one slice in each iteration of the event loop
         self._turns: dict[str, asyncio.Lock] = {}  # by client: it waits for one slice at a time
         self._unordered: list[str] = []  # keys that are not sorted yet
@@ -84,10 +102,9 @@ class ContextSearch:
                 del self._finding[identity]
 
     async def _find(self, query: protocol.FindContexts, identity: str) -> protocol.FindResult:
-        shared = self._state
         plan = search_plan.plan(query.predicate)
         without = set(query.without)
-        others = [node for node in shared.directory.nodes if node not in without]
+        others = [node for node in self.directory.nodes if node not in without]
         share = REPLIES_BYTES_MAX // (len(others) + 1)
         query = msgspec.structs.replace(
             query,
@@ -96,11 +113,11 @@ class ContextSearch:
             bytes_max=max(NODE_BYTES_MIN, min(share, protocol.REPLY_BYTES_MAX)),
         )
         replies, (mounted, failed) = await asyncio.gather(
-            shared.bus.gather(  # this node replies as well
+            self.bus.gather(  # this node replies as well
                 protocol.to_all("find"),
                 protocol.encode(msgspec.structs.replace(query, without=())),
                 enough=len(others) + 1,
-                timeout_s=min(REPLIES_S, shared.settings.timeout_s),
+                timeout_s=min(REPLIES_S, self.settings.timeout_s),
             ),
             self._find_mounted(query, plan),
         )
@@ -125,7 +142,9 @@ class ContextSearch:
             for context in sorted(contexts, key=lambda context: (context.key, context.version))
         }
         contexts = [
-            context for context in newest.values() if shared.may_read(identity, context.key, context.writer)
+            context
+            for context in newest.values()
+            if self.access.may_read(identity, context.key, context.writer)
         ]
         shown = protocol.fit_to_reply(contexts[: query.limit])
         if len(shown) < len(contexts):
@@ -149,7 +168,7 @@ class ContextSearch:
         contexts: list[protocol.Context] = []
         for key in keys:
             with contextlib.suppress(errors.NotFound):
-                context = await self._reader.logged(key)
+                context = await self.reader.logged(key)
                 if plan.selects(key, context.version, context.writer, dict(context.attributes)):
                     contexts.append(context)
         return contexts
@@ -158,10 +177,10 @@ class ContextSearch:
         self, query: protocol.FindContexts, plan: search_plan.SearchPlan
     ) -> tuple[list[protocol.PartialFindResult], dict[str, str]]:
         """Return the results of the mounts, and the mounts that failed."""
-        may_read = functools.partial(self._state.may_read, query.reader)
+        may_read = functools.partial(self.access.may_read, query.reader)
         theirs = {
             name: mount
-            for name, mount in self._state.mounts.items()
+            for name, mount in self.mounts.items()
             if name not in query.without and mount.may_have(plan, query.after)
         }
         outcomes = await asyncio.gather(
@@ -172,7 +191,7 @@ class ContextSearch:
         for name, outcome in zip(theirs, outcomes, strict=True):
             if isinstance(outcome, Exception):  # an error in a back end must not fail the search
                 failed[name] = getattr(outcome, "message", "") or f"{type(outcome).__name__}: {outcome}"
-                state.events.warning("mount-failed", mount=name, error=outcome)
+                events.warning("mount-failed", mount=name, error=outcome)
             elif isinstance(outcome, BaseException):
                 raise outcome
             else:
@@ -186,7 +205,7 @@ class ContextSearch:
         client, of = query.reader, self._searches
         if of.total() >= SEARCHES_MAX or of[client] >= SEARCHES_EACH_MAX:
             raise errors.Overloaded(
-                f"{self._state.name} already runs {of[client]} searches of {client}, {of.total()} in all",
+                f"{self.node} already runs {of[client]} searches of {client}, {of.total()} in all",
                 retry_after_s=SEARCH_S,
             )
         of[client] += 1
@@ -202,13 +221,14 @@ class ContextSearch:
         self, query: protocol.FindContexts, result: protocol.PartialFindResult
     ) -> protocol.PartialFindResult:
         """Add matching keys whose primary this node was until recently; the log has their current state."""
-        shared, plan = self._state, search_plan.plan(query.predicate)
+        since_s = self.freshness.now_s() - replica_records.MOVED_REMEMBERED_S
+        plan = search_plan.plan(query.predicate)
         moved = sorted(
             key
-            for key, (at_s, was) in shared.moved.items()
+            for key, (at_s, was) in self.records.moved.items()
             if query.after < key and (not result.more or key <= result.reached)
             if key.startswith(plan.key_prefix) and all(needle in was.attributes for needle in plan.needles)
-            if at_s > shared.now_s() - state.MOVED_REMEMBERED_S and shared.is_live(was)
+            if at_s > since_s and self.freshness.is_live(was)
             if plan.selects(key, was.version, was.writer, protocol.attributes_of(was.attributes))
         )
         if len(moved) > MOVED_MAX:
@@ -220,52 +240,56 @@ class ContextSearch:
     async def _search(
         self, query: protocol.FindContexts, plan: search_plan.SearchPlan, turn: asyncio.Lock
     ) -> protocol.PartialFindResult:
-        shared, until_s = self._state, time.monotonic() + SEARCH_S
+        until_s = time.monotonic() + SEARCH_S
         loop = asyncio.get_running_loop()
         costs = admission.of_loop(loop)
         contexts: list[protocol.Context] = []
         size, reached = 0, query.after
         if plan.keys is None and not await self._ensure_sorted(until_s):
-            return protocol.PartialFindResult(shared.name, contexts, True, reached)
+            return protocol.PartialFindResult(self.node, contexts, True, reached)
         while True:
             async with turn, self._slice_lock:
                 matching, after = self._slice(plan, reached)
             costs.charge(query.reader, CONTEXT_COST * len(matching), loop.time())
             await asyncio.sleep(0)
             for key, selected in matching:
-                if query.reader and not shared.may_read(query.reader, key, selected.writer):
+                if query.reader and not self.access.may_read(query.reader, key, selected.writer):
                     continue
                 if len(contexts) == query.limit:
-                    return protocol.PartialFindResult(shared.name, contexts, True, contexts[-1].key)
+                    return protocol.PartialFindResult(self.node, contexts, True, contexts[-1].key)
                 replica, value = await self._value(plan, key, selected)
                 if value is None:
                     continue
                 size += len(value) + len(replica.attributes) + 256
                 if contexts and size > query.bytes_max:
-                    return protocol.PartialFindResult(shared.name, contexts, True, contexts[-1].key)
-                contexts.append(self._reader.context(key, replica, value, shared.age_s(replica)))
+                    return protocol.PartialFindResult(self.node, contexts, True, contexts[-1].key)
+                contexts.append(self.reader.context(key, replica, value, self.freshness.age_s(replica)))
             if after is None:
-                return protocol.PartialFindResult(shared.name, contexts)
+                return protocol.PartialFindResult(self.node, contexts)
             reached = after
             if time.monotonic() > until_s:
-                return protocol.PartialFindResult(shared.name, contexts, True, reached)
+                return protocol.PartialFindResult(self.node, contexts, True, reached)
 
     async def _value(
         self, plan: search_plan.SearchPlan, key: str, replica: replica_table.Replica
     ) -> tuple[replica_table.Replica, bytes | None]:
         """Return the value of a selected replica; None if it is gone or no longer matches."""
         while True:
-            value = await self._state.value_of(key, replica)
+            value = await self.records.value_of(key, replica)
             if value is not None:
                 return replica, value
-            now = self._state.replicas.index.get(key)
-            if now is None or now is replica or not self._selects(plan, key, now, self._state.log_now_ns()):
+            now = self.records.replicas.index.get(key)
+            if (
+                now is None
+                or now is replica
+                or not self._selects(plan, key, now, self.freshness.log_now_ns())
+            ):
                 return replica, None
             replica = now  # it was written in the meantime
 
     def _slice(self, plan: search_plan.SearchPlan, after: str) -> _Slice:
-        now_ns, until_s = self._state.log_now_ns(), time.monotonic() + SLICE_S
-        index, needed = self._state.replicas.index, plan.needles
+        now_ns, until_s = self.freshness.log_now_ns(), time.monotonic() + SLICE_S
+        index, needed = self.records.replicas.index, plan.needles
         matching: list[tuple[str, replica_table.Replica]] = []
         while keys := self._keys_after(plan, after):
             for key in keys:
@@ -287,7 +311,7 @@ class ContextSearch:
     def _selects(
         self, plan: search_plan.SearchPlan, key: str, replica: replica_table.Replica, now_ns: int
     ) -> bool:
-        if replica.temporary or replica.holders[0] != self._state.name or not replica.is_live(now_ns):
+        if replica.temporary or replica.holders[0] != self.node or not replica.is_live(now_ns):
             return False
         attributes = protocol.attributes_of(replica.attributes) if plan.attribute_names else {}
         return plan.selects(key, replica.version, replica.writer, attributes)
@@ -299,7 +323,7 @@ class ContextSearch:
         if plan.keys is not None:
             first = bisect.bisect_right(plan.keys, after)
             return plan.keys[first : first + SLICE_KEYS]
-        order = self._state.replicas.order
+        order = self.records.replicas.order
         assert order is not None
         if after < plan.key_prefix:
             keys = order.after(plan.key_prefix, SLICE_KEYS, itself=True)
@@ -311,7 +335,7 @@ class ContextSearch:
 
     async def _ensure_sorted(self, until_s: float) -> bool:
         """Whether all keys are sorted; if not, the next search continues."""
-        held = self._state.replicas
+        held = self.records.replicas
         if held.order is None:
             held.order = sorted_keys.SortedKeys()
             self._unordered = list(held.index)[::-1]
@@ -324,7 +348,7 @@ class ContextSearch:
         return not self._unordered
 
     def _sort_slice(self, order: sorted_keys.SortedKeys) -> None:
-        until_s, index, waiting = time.monotonic() + SLICE_S, self._state.replicas.index, self._unordered
+        until_s, index, waiting = time.monotonic() + SLICE_S, self.records.replicas.index, self._unordered
         while waiting:
             for key in waiting[: -SLICE_KEYS - 1 : -1]:
                 if key in index:

@@ -10,6 +10,7 @@ end of the lease only.  A fenced node that lives learns it from the log, and goe
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 import uuid
 
@@ -17,19 +18,34 @@ import msgspec
 
 from muster.core import errors
 from muster.inform import protocol
+from muster.inform import settings as settings_
 from muster.inform.mounts import base as mounts
-from muster.inform.node import primary, state, write_attempts
-from muster.inform.node.replicas import placement
+from muster.inform.node import primary, write_attempts
+from muster.inform.node.log import context_log
+from muster.inform.node.log import executed as requests
+from muster.inform.node.log import freshness as log_freshness
+from muster.inform.node.replicas import links as node_links
+from muster.inform.node.replicas import peers
+from muster.inform.node.replicas import records as replica_records
 
 REQUEST_CHARACTERS_MAX = 64
 FENCE_S = 10.0  # a node that goes on appending is not fenced, so the write is refused
 FENCE_AGAIN_S = 0.1
 
 
+@dataclasses.dataclass(eq=False)
 class ContextWriter:
-    def __init__(self, shared: state.NodeState, primary_writer: primary.PrimaryWriter) -> None:
-        self._state = shared
-        self._primary = primary_writer
+    node: str
+    settings: settings_.InformSettings
+    log: context_log.ContextLog
+    records: replica_records.ContextRecords
+    executed: requests.ExecutedRequests
+    freshness: log_freshness.LogFreshness
+    directory: peers.NodeDirectory
+    links: node_links.NodeLinks
+    primary: primary.PrimaryWriter
+
+    def __post_init__(self) -> None:
         self._attempts = write_attempts.WriteAttempts()
 
     async def write(
@@ -41,32 +57,32 @@ class ContextWriter:
     async def _write(
         self, write: protocol.PutContext | protocol.DeleteContext, writer: str
     ) -> protocol.WriteResult:
-        shared, key = self._state, write.key
-        begun_s = shared.now_s()
+        key = write.key
+        begun_s = self.freshness.now_s()
         for _ in range(primary.ATTEMPTS):
-            shared.require_recent(begun_s, key)
+            self.freshness.require_recent(begun_s, key)
             with primary.in_doubt(key, is_repeat=write.repeat):
                 holders = await self._holders(key)
                 if holders:
                     update = protocol.UpdateContext(write, writer)
                 elif isinstance(write, protocol.DeleteContext) and not write.repeat:
-                    await shared.refresh(shared.settings.timeout_s, confirmed=True)
+                    await self.freshness.refresh(self.settings.timeout_s, confirmed=True)
                     if await self._holders(key):
                         continue
                     raise errors.NotFound(f"no context {key!r}")
                 else:
-                    holders = tuple(self._choose())
+                    holders = self.directory.choose()
                     update = protocol.UpdateContext(write, writer, holders)
                 primary_node = holders[0]
                 try:
-                    if primary_node == shared.name:
-                        return await self._primary.update(update)
-                    return await shared.request(primary_node, "update", update, protocol.WriteResult)
+                    if primary_node == self.node:
+                        return await self.primary.update(update)
+                    return await self.links.request(primary_node, "update", update, protocol.WriteResult)
                 except protocol.PrimaryMoved:
-                    shared.holder_hints.pop(key, None)
-                    await shared.refresh(shared.settings.timeout_s)
+                    self.records.holder_hints.pop(key, None)
+                    await self.freshness.refresh(self.settings.timeout_s)
                     continue
-                except state.Silent:
+                except node_links.Silent:
                     write = msgspec.structs.replace(write, repeat=True)
             with primary.in_doubt(key):
                 if (await self._holders(key) or holders)[0] == primary_node:
@@ -82,61 +98,54 @@ class ContextWriter:
         """Append at once what needs nothing but this node's memory, and no task. None: use `write`, also
         after an error of the future, for the same write as a repetition."""
         write = _checked(write, writer)
-        shared, key = self._state, write.key
+        key = write.key
         if (
             write.repeat
             or (isinstance(write, protocol.PutContext) and write.ack != "logged")
             or self._attempts.has(writer, write)
-            or shared.executed(writer, key, write.request) is not None
+            or self.executed.position(writer, key, write.request) is not None
         ):
             return None
-        base = self._primary.base_here(key)
-        if base is None or not shared.key_locks.try_acquire(key):
+        base = self.primary.base_here(key)
+        if base is None or not self.primary.locks.try_acquire(key):
             return None
         try:
-            new = () if base.holders else tuple(self._choose())
-            record = self._primary.next_record(protocol.UpdateContext(write, writer, new), base)
-            stored = shared.log.append(record, base.since)
+            new = () if base.holders else self.directory.choose()
+            record = self.primary.next_record(protocol.UpdateContext(write, writer, new), base)
+            stored = self.log.append(record, base.since)
         except BaseException:
-            shared.key_locks.release(key)
+            self.primary.locks.release(key)
             raise
-        stored.add_done_callback(lambda _: shared.key_locks.release(key))
+        stored.add_done_callback(lambda _: self.primary.locks.release(key))
         return record, stored
 
     async def fence(self, node: str) -> None:
         """End the time of a node as the primary of any context; it does not reply."""
-        shared = self._state
-        begun_s, known = shared.now_s(), shared.log.applied
-        async with shared.key_locks.hold(f"\0{node}"):  # no key of a context
-            shared.directory.remove(node)
+        begun_s, known = self.freshness.now_s(), self.log.applied
+        async with self.primary.locks.hold(f"\0{node}"):  # no key of a context
+            self.directory.remove(node)
             live = [
                 protocol.FenceCandidate(other.node, other.load, other.proximity_ms, other.zone)
-                for other in shared.directory.candidates(shared.information())
+                for other in self.directory.candidates()
             ]
-            while not any(fence.node == node and fence.sequence > known for fence in shared.fences):
-                if await shared.log.fence(node, live):
+            while not any(fence.node == node and fence.sequence > known for fence in self.records.fences):
+                if await self.log.fence(node, live):
                     return
-                if shared.now_s() - begun_s > FENCE_S:
+                if self.freshness.now_s() - begun_s > FENCE_S:
                     raise errors.Unavailable(f"{node} does not reply, and still appends to the log")
-                await asyncio.sleep(shared.log.lease_left_s(node) + FENCE_AGAIN_S)
-
-    def _choose(self) -> list[str]:
-        shared = self._state
-        candidates = shared.directory.candidates(shared.information())
-        return placement.rank(candidates, shared.replica_target(), watermark=shared.settings.watermark)
+                await asyncio.sleep(self.log.lease_left_s(node) + FENCE_AGAIN_S)
 
     async def _holders(self, key: str) -> tuple[str, ...]:
         """The primary first; empty if there is no context."""
-        shared = self._state
-        replica = shared.replicas.index.get(key)
+        replica = self.records.replicas.index.get(key)
         if replica is not None:
             return replica.holders
-        if shared.holds_all:
+        if self.records.holds_all:
             return ()
-        if (known := shared.holder_hints.get(key)) is not None:
+        if (known := self.records.holder_hints.get(key)) is not None:
             return known
-        entry = await shared.current(key)
-        return shared.remember_holders(key, entry.record.holders) if entry is not None else ()
+        entry = await self.records.current(key)
+        return self.records.remember_holders(key, entry.record.holders) if entry is not None else ()
 
 
 def _checked(

@@ -115,6 +115,8 @@ class ContextLog:
         self.under_way = quotas.StoredAmounts()  # records without a result, by writer
         self.order = page_order.PageOrder()
         self.applied = 0  # the sequence of the last message that was applied
+        self.bytes = 0  # of the log at its last report, and of the pages since
+        self.first_sequence = 0  # of the log at its last report
         self.seen: dict[str, NodeSeen] = {}
         self.leased_from_s = -float("inf")  # when the last page was sent that is known to be stored
         self.apply_own: Callable[[int, SentPage], None] = lambda sequence, sent: None
@@ -395,6 +397,7 @@ class ContextLog:
     async def state(self) -> api.StreamState:
         state = await self._stream.state()
         self.is_replicated = state.replicas > 1
+        self.bytes, self.first_sequence = state.bytes, state.first_sequence
         return state
 
     async def is_gap(self, first: int, last: int) -> bool:

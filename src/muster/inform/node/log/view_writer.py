@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 
 from muster.core import errors
-from muster.inform.node import state
+from muster.core.telemetry import log as log_
 from muster.inform.node.log import context_log, page_order, unsaved
+from muster.inform.node.log import freshness as log_freshness
 from muster.inform.node.log import view as log_view
+from muster.inform.node.replicas import records as replica_records
+
+events = log_.EventLog("inform")
 
 SAVE_EVERY_S = 0.5  # few large commits: each syncs the disk, as the log does
 SAVE_AGAIN_S = 2.0  # after a failed save
@@ -16,10 +21,14 @@ SAVE_ENTRIES = 5_000
 SAVE_BYTES = 16 << 20
 
 
+@dataclasses.dataclass(eq=False)
 class ViewWriter:
-    def __init__(self, shared: state.NodeState) -> None:
-        self._state = shared
-        self._view = shared.view
+    node: str
+    log: context_log.ContextLog
+    records: replica_records.ContextRecords
+    freshness: log_freshness.LogFreshness
+
+    def __post_init__(self) -> None:
         self.failure: errors.MusterError | None = None  # set while the view cannot be written
         self._log = ""  # the identity of the log
         self._saved = 0  # the position of the view
@@ -28,8 +37,8 @@ class ViewWriter:
         self._stored = asyncio.Event()  # set after each save
 
     async def load(self) -> None:
-        view, shared = self._view, self._state
-        log = await shared.log.state()
+        view = self.records.view
+        log = await self.log.state()
         self._log = f"{log.created_ns} {log.restored}"
         try:
             facts = await view.facts()
@@ -38,25 +47,26 @@ class ViewWriter:
                 and page_order.is_continued(log.first_sequence, facts.position)
                 and facts.position <= log.last_sequence
             ):
-                state.events.warning("view-outdated", node=shared.name, position=facts.position)
+                events.warning("view-outdated", node=self.node, position=facts.position)
                 await self.restart()
                 return
-            shared.fences = facts.fences
+            self.records.fences = facts.fences
             async for page in view.load():
-                shared.restore(page)
+                self.records.restore(page)
                 await asyncio.sleep(0)
         except errors.InvalidInput as error:
-            state.events.error("view-damaged", node=shared.name, error=error)
+            events.error("view-damaged", node=self.node, error=error)
             await self.restart()
             return
-        self._saved = shared.log.applied = facts.position
+        self._saved = self.log.applied = facts.position
 
     async def restart(self) -> None:
         """Discard the view, and read the log from its beginning."""
-        self._state.restart()
+        self.records.restart()
+        self.freshness.restart()
         self._saved = 0
         self._discarded += 1
-        await self._view.clear()
+        await self.records.view.clear()
 
     async def run(self) -> None:
         while True:
@@ -65,12 +75,12 @@ class ViewWriter:
                 await self.save()
             except errors.MusterError as error:  # such as a full disk: the node works without the view
                 if self.failure is None:
-                    state.events.error("view-not-stored", node=self._state.name, error=error)
+                    events.error("view-not-stored", node=self.node, error=error)
                 self.failure = error
                 self._stored.set()
             else:
                 if self.failure is not None:
-                    state.events.warning("view-stored-again", node=self._state.name)
+                    events.warning("view-stored-again", node=self.node)
                 self.failure = None
 
     @property
@@ -84,32 +94,33 @@ class ViewWriter:
         self._closed = True
         with contextlib.suppress(errors.MusterError):  # the log has the unsaved changes
             await self.save()
-        await self._view.close()
+        await self.records.view.close()
 
     async def wait_for_space(self) -> None:
         """Wait for a save if too many changes are unsaved."""
-        while self._state.unsaved.is_full and self.failure is None:
+        while self.records.unsaved.is_full and self.failure is None:
             self._stored.clear()
             await self._stored.wait()
 
     async def save(self) -> None:
-        shared = self._state
-        while shared.unsaved or self._saved < shared.log.applied:
-            applied, discarded = shared.log.applied, self._discarded
-            taken = shared.unsaved.first(SAVE_ENTRIES, SAVE_BYTES)
-            is_all = len(taken) == len(shared.unsaved)
+        while self.records.unsaved or self._saved < self.log.applied:
+            applied, discarded = self.log.applied, self._discarded
+            taken = self.records.unsaved.first(SAVE_ENTRIES, SAVE_BYTES)
+            is_all = len(taken) == len(self.records.unsaved)
             changes = await self._load_deferred(taken)
             if self._discarded != discarded:
                 continue
             if not is_all or len(changes) < len(taken):
                 applied = self._saved  # this commit does not contain all changes up to there
-            fences = [fence for fence in shared.fences if fence.sequence <= applied]  # the others come again
-            await self._view.save(changes, log_view.ViewFacts(self._log, applied, fences))
+            fences = [
+                each for each in self.records.fences if each.sequence <= applied
+            ]  # the others come again
+            await self.records.view.save(changes, log_view.ViewFacts(self._log, applied, fences))
             if self._discarded != discarded:
                 continue
             self._saved = applied
             for key in changes:
-                shared.unsaved.saved(key, taken[key])
+                self.records.unsaved.saved(key, taken[key])
             self._stored.set()
 
     async def _load_deferred(
@@ -119,7 +130,7 @@ class ViewWriter:
         changes: dict[str, list[context_log.ContextLogEntry]] = {}
         size = 0
         for key, deferred in taken.items():
-            changes[key] = await self._state.loaded(key, deferred)
+            changes[key] = await self.records.loaded(key, deferred)
             size += sum(map(unsaved.size, changes[key]))
             if size > SAVE_BYTES:
                 break

@@ -42,6 +42,12 @@ class DemandCounts:
             counts = self._by_origin[origin] = {}
         counts[key] = counts.get(key, 0) + 1
 
+    def take(self) -> DemandCounts:
+        """The counts until now; it begins again."""
+        taken = DemandCounts()
+        taken._by_origin, self._by_origin = self._by_origin, {}
+        return taken
+
     def by_origin(self, key: str) -> dict[str, int]:
         """Requests for a key, by origin."""
         return {origin: counts[key] for origin, counts in self._by_origin.items() if key in counts}

@@ -1,4 +1,4 @@
-"""The other nodes: proximity, load, and when each last sent something.
+"""The nodes: this one with its load; the others with proximity, load, and when each last sent something.
 
 Updated by Server-Information requests and responses.  Their round trip is the proximity, smoothed because one
 slow reply does not mean distance.  Pure: the caller passes the time.
@@ -10,9 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from muster.inform import protocol
-from muster.inform.node.replicas import placement
+from muster.inform import settings as settings_
+from muster.inform.node.replicas import placement, replica_table
 
 SMOOTHING = 0.3
+HOLDERS_MAX = 1_000  # every record lists all of them
 FAR_MS = 1_000.0  # of a node without a measured round trip
 
 
@@ -24,9 +26,19 @@ class _Seen:
 
 
 class NodeDirectory:
-    def __init__(self, me: str, *, lost_after_s: float) -> None:
+    def __init__(
+        self,
+        me: str,
+        settings: settings_.InformSettings,
+        held: replica_table.ReplicaTable,
+        *,
+        zone: str = "default",
+    ) -> None:
+        self.load = protocol.NodeLoad()  # of this node
         self._me = me
-        self._lost_after_s = lost_after_s
+        self._zone = zone
+        self._held = held
+        self._settings = settings
         self._seen: dict[str, _Seen] = {}
         self._names: list[str] | None = None  # sorted; built on demand
         self.generation = 0  # incremented when a node joins or leaves
@@ -65,7 +77,9 @@ class NodeDirectory:
 
     def remove_lost(self, now_s: float) -> list[str]:
         """Remove the nodes that sent nothing for too long, and return them."""
-        lost = [node for node, seen in self._seen.items() if now_s - seen.heard_at_s > self._lost_after_s]
+        lost = [
+            node for node, seen in self._seen.items() if now_s - seen.heard_at_s > self._settings.lost_after_s
+        ]
         for node in lost:
             self.remove(node)
         return lost
@@ -77,7 +91,23 @@ class NodeDirectory:
             self._names = sorted(self._seen)
         return self._names
 
-    def candidates(self, own: protocol.ServerInformation) -> list[placement.ReplicaCandidate]:
+    def information(self) -> protocol.ServerInformation:
+        """Of this node."""
+        held = self._held
+        return protocol.ServerInformation(self._me, self.load, self._zone, held.temporary, held.memory_bytes)
+
+    def replica_target(self) -> int:
+        if self._settings.full_replication:
+            return min(len(self.nodes) + 1, HOLDERS_MAX)
+        return self._settings.replicas
+
+    def choose(self) -> tuple[str, ...]:
+        """The holders of a new context."""
+        return tuple(
+            placement.rank(self.candidates(), self.replica_target(), watermark=self._settings.watermark)
+        )
+
+    def candidates(self) -> list[placement.ReplicaCandidate]:
         """All live nodes, with this node at distance 0."""
         others = [
             placement.ReplicaCandidate(
@@ -88,19 +118,17 @@ class NodeDirectory:
             )
             for node, seen in self._seen.items()
         ]
-        return [placement.ReplicaCandidate(self._me, own.load.ratio, 0.0, own.zone), *others]
+        return [placement.ReplicaCandidate(self._me, self.load.ratio, 0.0, self._zone), *others]
 
-    def views(
-        self, own: protocol.ServerInformation, now_s: float, nodes: Iterable[str] | None = None
-    ) -> list[protocol.NodeInfo]:
-        """``nodes``, or all nodes sorted; ``own`` describes this node."""
+    def views(self, now_s: float, nodes: Iterable[str] | None = None) -> list[protocol.NodeInfo]:
+        """``nodes``, or all nodes sorted."""
         if nodes is None:
             nodes = sorted([self._me, *self._seen])
-        return [self._view(node, own, now_s) for node in nodes]
+        return [self._view(node, now_s) for node in nodes]
 
-    def _view(self, node: str, own: protocol.ServerInformation, now_s: float) -> protocol.NodeInfo:
+    def _view(self, node: str, now_s: float) -> protocol.NodeInfo:
         if node == self._me:
-            return _view(own, 0.0, 0.0)
+            return _view(self.information(), 0.0, 0.0)
         seen = self._seen[node]
         proximity_ms = FAR_MS if seen.proximity_ms is None else seen.proximity_ms
         return _view(seen.information, proximity_ms, now_s - seen.heard_at_s)

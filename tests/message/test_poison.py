@@ -7,6 +7,7 @@ import pytest
 from muster.bus import api
 from muster.core import errors
 from muster.message import codec, destinations, messages, protocol, selectors
+from muster.message.client import api as client_api
 from muster.message.dispatcher import leadership
 from muster.testing import eventually
 from tests.message import conftest
@@ -124,3 +125,28 @@ async def test_what_no_consumer_can_read_is_a_dead_letter_that_can_be_looked_at(
         assert actual.body() == BODY
         assert actual.properties[messages.DEAD_FROM] == "queue:orders"
         assert "not JSON of the expected type" in str(actual.properties[messages.DEAD_REASON])
+
+
+async def test_the_largest_message_can_become_a_dead_letter(
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
+):
+    """Its header grows by the reason: a message that did not fit any more would stay where no consumer is."""
+    connection = await dial()
+    session, orders = connection.session(), destinations.queue("orders")
+    producer = session.producer(orders)
+    payload = bytes(protocol.LARGE_BYTES)
+    large = messages.BytesMessage(payload, properties={"p": "p" * protocol.HEADER_BYTES_MAX})
+    with pytest.raises(errors.LimitExceeded, match="properties and headers"):
+        await producer.send(large)
+    large = messages.BytesMessage(payload, properties={"p": "p" * (protocol.HEADER_BYTES_MAX - 400)})
+    await producer.send(large)
+    consumer = await connection.session(client_api.AcknowledgeMode.CLIENT).consumer(orders)
+    assert await consumer.receive(10) is not None
+    dead = await session.consumer(destinations.queue(destinations.DEAD_LETTERS))
+    page = await connection.request(protocol.BrowseQueue("orders"))
+    numbers = {"q:orders": [page.messages[0].sequence]}
+    await connection.notify(protocol.ReleaseMessages(connection.name, numbers, reason="\u20ac" * 9999))
+    letter = await dead.receive(10)
+    assert letter is not None
+    assert letter.body() == payload
+    assert len(str(letter.properties[messages.DEAD_REASON])) == 1_000

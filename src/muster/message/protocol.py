@@ -49,6 +49,7 @@ REQUEST_BYTES_MAX: Final = 512 << 10  # in one request, unless its first message
 ACK_BYTES: Final = 10  # size of an acknowledgement
 LARGE_BYTES: Final = 640 << 10  # a payload above this size is stored in chunks
 CHUNK_BYTES: Final = 512 << 10
+HEADER_BYTES_MAX: Final = 320 << 10  # so that what a dispatcher adds to a dead letter fits as well
 
 
 def request_subject(identity: str, partition: int = 0) -> str:

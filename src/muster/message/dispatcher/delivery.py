@@ -13,7 +13,7 @@ from typing import Final
 
 from muster.bus import api
 from muster.core import errors
-from muster.message import destinations, messages, moved_messages, protocol, selectors, settings
+from muster.message import destinations, messages, moved_messages, protocol, retries, selectors, settings
 from muster.message.dispatcher import backlog, backlog_reader, clients, delayed_messages, large_bodies
 from muster.message.dispatcher import lifetime as lifetime_
 from muster.message.dispatcher.log import journal, ledger, message_cache, message_log
@@ -189,13 +189,14 @@ class DeliveryQueue:
     # Out of backlogs.
 
     def release(self, holder: clients.ClientConnection, request: protocol.ReleaseMessages) -> None:
+        reason = request.reason and request.reason[: retries.ERROR_CHARACTERS_MAX]
         for key, sequences in request.deliveries.items():
             if source := self._ledger.backlogs.get(key):
                 instructions = source.release(
                     sequences,
                     holder.name,
                     counted=request.counted,
-                    reason=request.reason,
+                    reason=reason,
                     elsewhere=request.elsewhere,
                     delay_s=request.delay_s,
                     error=request.error,

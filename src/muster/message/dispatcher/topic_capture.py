@@ -68,10 +68,16 @@ class TopicCapture:
         if full or self._log.journal.is_full:
             self.dropped += 1
             return
-        self._log.used_bytes += len(message.data)
         destination = destinations.topic(str(topic))
         moved_messages.correct(meta, str(destination))
         meta.destination = str(destination)
         raw = messages.encode_meta(meta).decode()
+        if len(raw) + len(message.data) > protocol.LARGE_BYTES + protocol.HEADER_BYTES_MAX:
+            self.dropped += 1
+            return
+        self._log.used_bytes += len(message.data)
         copies = [self._delivery.copy_to(destination, meta, raw, message.data, due=True)]
-        self._log.journal.add(journal.JournalItem(copies))
+        self._log.journal.add(journal.JournalItem(copies, failed=self._not_stored))
+
+    def _not_stored(self, error: errors.MusterError) -> None:
+        self.dropped += 1

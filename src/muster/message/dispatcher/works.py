@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from muster.bus import api
 from muster.core import errors
+from muster.core import messages as core_messages
 from muster.message import (
     destinations,
     messages,
@@ -361,6 +362,12 @@ class Works:
         target = targets.get(send.destination)
         if target is None:
             target = targets[send.destination] = self._target(connection, send.destination)
+        if len(send.meta) > protocol.HEADER_BYTES_MAX:
+            raise core_messages.MessageTooLarge(
+                f"the properties and headers of a message have at most {protocol.HEADER_BYTES_MAX} bytes, "
+                f"not {len(send.meta)}",
+                hint="put them into its body",
+            )
         meta, raw = messages.decode_meta(send.meta), send.meta
         if meta.large is not None:
             self._delivery.bodies.check(meta.large, target.destination)

@@ -195,6 +195,8 @@ async def test_large_messages_displace_as_many_small_ones_as_they_need(
     monkeypatch.setattr(flow_control, "WAITING_BYTES_MAX", 10_000)
     receiving = await dial()
     monkeypatch.setattr(receiving, "report_slow", lambda consumer: None)
+    reported: list[errors.MusterError] = []
+    receiving.on_error = reported.append
     news = destinations.topic("news")
     consumer = await receiving.session().consumer(news)
     assert isinstance(consumer, topic_consumers.TopicConsumer)
@@ -203,3 +205,4 @@ async def test_large_messages_displace_as_many_small_ones_as_they_need(
         await producer.send(bytes(size))
     await eventually.eventually(lambda: consumer.dropped + len(consumer._arrived) == 70)
     assert consumer._bytes == sum(received.sequence for received in consumer._arrived) <= 10_000
+    assert ["too slow" in str(error) for error in reported] == [True]

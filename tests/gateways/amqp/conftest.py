@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from muster.bus import api
+from muster.core.telemetry import metrics
 from muster.message.dispatcher import leadership
 from muster.testing import fixtures
 from muster.trust.login import password_checker, passwords
@@ -26,9 +27,17 @@ def verifiers(tmp_path_factory: pytest.TempPathFactory) -> passwords.PasswordSto
     return made
 
 
+@pytest.fixture
+def measured() -> metrics.Metrics:
+    return metrics.Metrics()
+
+
 @pytest_asyncio.fixture
 async def gateway(
-    dispatcher: leadership.DispatcherLeadership, connect: fixtures.Connect, verifiers: passwords.PasswordStore
+    dispatcher: leadership.DispatcherLeadership,
+    connect: fixtures.Connect,
+    verifiers: passwords.PasswordStore,
+    measured: metrics.Metrics,
 ) -> AsyncIterator[amqp_gateway.AmqpGateway]:
     pytest.importorskip("proton", reason="python-qpid-proton is not installed")
     from muster.gateways.amqp import gateway as amqp_gateway
@@ -40,6 +49,6 @@ async def gateway(
         return not subject.startswith("topic.secret.")
 
     async with amqp_gateway.AmqpGateway(
-        dial, password_checker.PasswordChecker(verifiers), anonymous="nobody", may=may
+        dial, password_checker.PasswordChecker(verifiers), anonymous="nobody", may=may, measure=measured
     ) as started:
         yield started

@@ -18,6 +18,7 @@ from proton import utils as proton_utils  # noqa: E402
 
 from muster.app.supervisor import endpoints  # noqa: E402
 from muster.bus import api  # noqa: E402
+from muster.core.telemetry import metrics  # noqa: E402
 from muster.gateways.amqp import connection  # noqa: E402
 from muster.gateways.amqp import gateway as amqp_gateway  # noqa: E402
 from muster.gateways.amqp.links import topics  # noqa: E402
@@ -218,7 +219,8 @@ async def test_who_cannot_keep_up_holds_a_bounded_number_of_messages(monkeypatch
             topic_messages.append(topic_message)
 
     taps: Any = (MessageListener(),)
-    made = connection.AmqpConnection(amqp_gateway.AmqpGateway(_nobody, None))
+    measured = metrics.Metrics()
+    made = connection.AmqpConnection(amqp_gateway.AmqpGateway(_nobody, None, measure=measured))
     output: Any = _Said()
     messages = [topics.EncodedTopicMessage(output) for _ in range(20)]
     for message in messages:
@@ -246,7 +248,7 @@ async def test_gateways_may_share_a_port():
 async def test_what_expired_while_it_waited_for_a_turn_is_not_handed_out():
     class CountingListener:
         def __init__(self) -> None:
-            self.heard = self.expired = 0
+            self.heard = 0
 
         def offer(self, message: topics.EncodedTopicMessage) -> None:
             self.heard += 1
@@ -254,13 +256,15 @@ async def test_what_expired_while_it_waited_for_a_turn_is_not_handed_out():
     class Short(topics.EncodedTopicMessage):
         expires_ms = 1
 
-    made = connection.AmqpConnection(amqp_gateway.AmqpGateway(_nobody, None))
+    measured = metrics.Metrics()
+    made = connection.AmqpConnection(amqp_gateway.AmqpGateway(_nobody, None, measure=measured))
     output: Any = _Said()
     tap: Any = CountingListener()
     for kind in (topics.EncodedTopicMessage, Short, topics.EncodedTopicMessage):
         made.enqueue_topic_message((tap,) * connection.TURN_DELIVERIES, kind(output))
     await eventually.eventually(lambda: tap.heard == 2 * connection.TURN_DELIVERIES, timeout_s=30)
-    assert tap.expired == connection.TURN_DELIVERIES
+    expired = measured.value("muster_amqp_dropped_messages_total", reason="expired")
+    assert expired == connection.TURN_DELIVERIES
 
 
 class _Said:

@@ -251,8 +251,7 @@ class AmqpConnection(asyncio.Protocol):
             self._pending_bytes -= len(message.message.data)
             deliveries -= len(links)
             if self._delayed and message.has_expired():
-                for link in links:
-                    link.expired += 1
+                self.gateway.dropped.add(len(links), reason="expired")
             else:
                 topic_listeners.enqueue(links, message)
 

@@ -89,8 +89,14 @@ class AmqpGateway(lifecycle.ServiceContext):
         ] = {}  # by login
         self._per_login_max = per_login_max
         self._admissions = net_connection_limits.ConnectionLimits(CONNECTIONS_MAX, per_address_max)
-        self._refused = (measure or metrics.Metrics()).counter(
+        measure = measure or metrics.Metrics()
+        self._refused = measure.counter(
             "amqp_refused_connections", "Rejected connections of AMQP clients, by reason.", ("reason",)
+        )
+        self.dropped = measure.counter(
+            "amqp_dropped_messages",
+            "Messages of topics that links with a matching selector did not receive, by reason.",
+            ("reason",),
         )
         self._recheck_s = recheck_s
         self._logins = tasks.TaskSupervisor("AMQP logins")

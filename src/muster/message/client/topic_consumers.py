@@ -39,9 +39,8 @@ class TopicConsumer(consumers.Consumer):
         self._key: object = None
         self._listeners: topic_listeners.TopicListeners[topic_listeners.TopicMessage] | None = None
         self._bytes = 0
-        self.rejected = 0
-        self.malformed = 0
-        self.dropped = 0
+        self._is_dropping = False
+        self.dropped = 0  # because it was too slow
 
     async def open(self) -> None:
         connection, name = self.session.connection, self.destination.name
@@ -83,13 +82,8 @@ class TopicConsumer(consumers.Consumer):
         if (self._excluded_origin is not None and meta.origin == self._excluded_origin) or (
             self._matches is not None and not self._matches(meta.lookup())
         ):
-            self.rejected += 1
             return
-        try:
-            message = codec.message_from_meta(meta, data)
-        except errors.MusterError:
-            self.malformed += 1
-            return
+        message = codec.message_from_meta(meta, data)
         if len(self._arrived) > flow_control.WAITING_SLOW or self._bytes > flow_control.WAITING_SLOW_BYTES:
             self.session.connection.report_slow(self)
             while (
@@ -97,10 +91,23 @@ class TopicConsumer(consumers.Consumer):
                 or self._bytes + len(data) > flow_control.WAITING_BYTES_MAX
             ):
                 self._bytes -= self._arrived.popleft().sequence
-                self.dropped += 1
+                self._drop()
+        else:
+            self._is_dropping = False
         message.delivery_count = 1
         self._bytes += len(data)
         self._put(consumers.ReceivedDelivery(message, self, "", len(data)))
+
+    def _drop(self) -> None:
+        self.dropped += 1
+        if not self._is_dropping:
+            self._is_dropping = True
+            self.session.connection.report(
+                errors.Overloaded(
+                    f"the consumer of {self.destination} is too slow: its oldest messages are dropped",
+                    retry_after_s=0.0,
+                )
+            )
 
     def is_slow(self) -> bool:
         return not self.closed and (

@@ -61,6 +61,7 @@ class Dispatcher:
         on_refused: Callable[[str], None] = lambda reason: None,
         holds: producer_holds.HoldBudgets | None = None,
         *,
+        on_dropped: Callable[[str], None] = lambda reason: None,
         partition: int = partitions.HOME,
         partition_count: int = 1,
     ) -> None:
@@ -81,7 +82,7 @@ class Dispatcher:
         self._delivery = delivery.DeliveryQueue(
             bus, self._log, self._lifetime, self._clients, message_settings
         )
-        self._capture = topic_capture.TopicCapture(bus, self._log, self._delivery)
+        self._capture = topic_capture.TopicCapture(bus, self._log, self._delivery, on_dropped)
         self._attachments = attachments.Attachments(
             self._log, self._clients, self._rights, message_settings, self._delivery, self._capture
         )

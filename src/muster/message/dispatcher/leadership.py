@@ -45,6 +45,11 @@ class DispatcherLeadership:
         self._refused = measure.counter(
             "message_refused_connections", "Rejected connections to the dispatcher, by reason.", ("reason",)
         )
+        self._dropped = measure.counter(
+            "message_dropped_plain_messages",
+            "Messages of plain clients that were not stored for durable subscriptions, by reason.",
+            ("reason",),
+        )
         self._slow_reports = measure.counter(
             "message_slow_consumer_reports",
             "Reports of slow consumers of topics; refused: their identity has held producers for too long.",
@@ -160,6 +165,7 @@ class DispatcherLeadership:
                 self._may,
                 stream_settings.max_bytes,
                 on_refused=lambda reason: self._refused.add(reason=reason),
+                on_dropped=lambda reason: self._dropped.add(reason=reason),
                 holds=self._holds,
                 partition=partition,
                 partition_count=self._partition_count,

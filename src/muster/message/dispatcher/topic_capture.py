@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections.abc import Callable
 
 from muster.bus import api
 from muster.core import errors, subjects, topics
@@ -17,14 +18,19 @@ events = log.EventLog("message")
 
 class TopicCapture:
     def __init__(
-        self, bus: api.Bus, log: message_log.MessageLog, delivery_queue: delivery.DeliveryQueue
+        self,
+        bus: api.Bus,
+        log: message_log.MessageLog,
+        delivery_queue: delivery.DeliveryQueue,
+        on_dropped: Callable[[str], None],
     ) -> None:
+        """``on_dropped`` is called with the reason why a message is not stored."""
         self._bus = bus
         self._log = log
         self._delivery = delivery_queue
         self._captured: dict[str, api.Subscription] = {}  # by subject
         self.patterns_changed = asyncio.Event()
-        self.dropped = 0
+        self._drop = on_dropped
         self._full = False
 
     async def run(self) -> None:
@@ -52,7 +58,7 @@ class TopicCapture:
             topic = topics.Topic.from_subject(message.subject)
             meta = codec.meta_of(message.data, message.headers)
         except errors.MusterError:
-            self.dropped += 1
+            self._drop("malformed")
             return
         for other in self._captured:  # patterns may overlap: the first subscription captures it
             if other == via:
@@ -66,18 +72,15 @@ class TopicCapture:
             events.warning("plain-messages-dropped", topic=str(topic), reason="the log of messages is full")
         self._full = full
         if full or self._log.journal.is_full:
-            self.dropped += 1
+            self._drop("full")
             return
         destination = destinations.topic(str(topic))
         moved_messages.correct(meta, str(destination))
         meta.destination = str(destination)
         raw = messages.encode_meta(meta).decode()
         if len(raw) + len(message.data) > protocol.LARGE_BYTES + protocol.HEADER_BYTES_MAX:
-            self.dropped += 1
+            self._drop("too-large")
             return
         self._log.used_bytes += len(message.data)
         copies = [self._delivery.copy_to(destination, meta, raw, message.data, due=True)]
-        self._log.journal.add(journal.JournalItem(copies, failed=self._not_stored))
-
-    def _not_stored(self, error: errors.MusterError) -> None:
-        self.dropped += 1
+        self._log.journal.add(journal.JournalItem(copies, failed=lambda _: self._drop("not-stored")))

@@ -177,7 +177,6 @@ class DispatcherLink(OutgoingLink):
         self._mean_bytes = 65536.0  # of a message, approximately; at first they may be large
         self._flowing = asyncio.Lock()
         self._flow_due = False
-        self.expired = 0
 
     def drop_waiting(self) -> None:
         self._waiting.clear()
@@ -235,7 +234,6 @@ class DispatcherLink(OutgoingLink):
             self._granted -= 1
             if expires_ms and expires_ms <= now_ms():
                 expired.setdefault(key, []).append(number)
-                self.expired += 1
             elif isinstance(data, message_codec.LargeMessage):
                 self._streaming = True
                 self.connection.spawn(self._stream(data, key, number))

@@ -113,9 +113,6 @@ class TopicLink(consumers.OutgoingLink):
         self._sent = 0
         self._returned: list[tuple[int, bytes]] = []  # returned messages, the first one last
         self._streaming = False  # a large message is being sent
-        self.rejected = 0
-        self.dropped = 0
-        self.expired = 0
 
     async def open(self) -> None:
         name, group, _ = self._key
@@ -148,18 +145,20 @@ class TopicLink(consumers.OutgoingLink):
         if (self._excluded_origin is not None and message.origin == self._excluded_origin) or (
             self._matches is not None and not message.matches(self._matches)
         ):
-            self.rejected += 1
             return
         data = message.amqp
         try:
             self.check_size(data)
         except errors.LimitExceeded:
-            self.dropped += 1
+            self._count_dropped("too-large")
             return
         if self._streaming or self._waiting or self._returned or not self.engine.may_send(self.link):
             self._wait(data, message.expires_ms)
         else:
             self._transmit(data)
+
+    def _count_dropped(self, reason: str) -> None:
+        self.connection.gateway.dropped.add(reason=reason)
 
     def _wait(self, data: bytes, expires_ms: int) -> None:
         self._waiting.append((data, expires_ms))
@@ -170,7 +169,7 @@ class TopicLink(consumers.OutgoingLink):
                 len(self._waiting) > flow_control.WAITING_MAX or self._bytes > flow_control.WAITING_BYTES_MAX
             ):
                 self._bytes -= len(self._waiting.popleft()[0])
-                self.dropped += 1
+                self._count_dropped("slow")
 
     def _transmit(self, data: bytes) -> None:
         self._sent = number = self._sent + 1
@@ -184,7 +183,7 @@ class TopicLink(consumers.OutgoingLink):
         try:
             await self.stream(data, number=number)
         except (errors.NotFound, errors.Conflict, message_errors.FormatError):
-            self.dropped += 1
+            self._count_dropped("unreadable")
         finally:
             self._streaming = False
         if not self._is_closed():
@@ -223,7 +222,7 @@ class TopicLink(consumers.OutgoingLink):
             else:
                 return
             if expires_ms and expires_ms <= consumers.now_ms():
-                self.expired += 1
+                self._count_dropped("expired")
             else:
                 self._transmit(data)
 
@@ -267,7 +266,7 @@ class TopicLink(consumers.OutgoingLink):
         try:
             self.check_size(data)
         except errors.LimitExceeded:
-            self.dropped += 1
+            self._count_dropped("too-large")
             return
         self._wait(data, expires_ms)
         self.connection.call_soon(self.on_credit)

@@ -254,6 +254,23 @@ def test_a_drained_machine_without_another_keeps_its_resources():
     play(scenario)
 
 
+def test_a_machine_that_had_no_reason_to_renew_is_not_lost_at_once():
+    """An agent announces itself every half minute; what may move counts from when it got there."""
+
+    async def scenario(world: MovingWorld) -> None:
+        now = asyncio.get_running_loop().time
+
+        def are_silent() -> bool:
+            return all(now() - world.registry.presence.contact_at(name) > 7.0 for name in "bc")
+
+        await until(are_silent, within_s=200)
+        entry = {"name": "web", "type": "memory", "where": "zone <> 'zone-a'", "reschedule": {"after_s": 6}}
+        await world.client.apply(json.dumps({"resources": [entry]}), wait_s=60)
+        assert world.state.resources["web"].moves_ms == ()
+
+    play(scenario)
+
+
 def test_a_changed_entry_moves_what_may_move():
     async def scenario(world: MovingWorld) -> None:
         await world.run("web")
@@ -484,6 +501,7 @@ def _lost_machine(count: int) -> tuple[Any, views.AgentPresence, float]:
     state.accept(records.RegistryChanges(agents=dict(agents)))
     state.accept(state.apply(specs, "ann"))
     presence = views.AgentPresence(0.0)
+    moves.note_placed(state, presence, 0.0)
     for name, at in (("a", 0.0), ("b", AFTER_S), ("c", AFTER_S)):
         presence.announced(name, at)
     return state, presence, AFTER_S + 0.1
@@ -522,6 +540,7 @@ def test_the_agent_that_is_chosen_has_room_for_what_moves():
         for number in range(5)
     ]
     state.accept(state.apply(specs, "ann"))
+    moves.note_placed(state, presence, 0.0)
     decided = moves.plan(state, presence, now, 0)
     assert decided.size == 4
     assert "none of 2 agents is suitable" in decided.waiting["r4"]

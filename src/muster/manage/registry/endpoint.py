@@ -164,6 +164,7 @@ class RegistryEndpoint(lifecycle.ServiceContext):
         self.processor = fleet
         now = asyncio.get_running_loop().time
         self.presence = views.AgentPresence(now())
+        moves.note_placed(fleet, self.presence, now())
         fleet.machines = views.MachineStates(fleet, self.presence, self._alerts, now)
         self._handlers = handlers.RegistryHandlers(self, self._open_key)
         self._audit = request_audit.RequestAudit(

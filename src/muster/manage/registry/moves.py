@@ -86,16 +86,27 @@ def is_suitable(
     return presence.state(agent, now) == "up" and now - presence.contact_at(agent) < limit
 
 
+def note_placed(state: assignments.AssignmentProcessor, presence: views.AgentPresence, now: float) -> None:
+    """Remember since when resources that may move are on their agents."""
+    presence.placed = {
+        (name, agent): presence.placed.get((name, agent), now)
+        for agent in state.agents_of_movable
+        for name in state.movable(agent)
+    }
+
+
 def _candidates(
     state: assignments.AssignmentProcessor, presence: views.AgentPresence, now: float, decided: MovePlan
 ) -> Iterator[tuple[str, bool]]:
     """What has certainly stopped, or left; and whether its machine is lost."""
+    note_placed(state, presence, now)
     for agent in state.agents_of_movable:
-        silent_s = now - presence.contact_at(agent)
+        contact_at = presence.contact_at(agent)
         for name in sorted(state.movable(agent)):
             resource = state.resources[name]
             if resource.deleting:
                 continue
+            silent_s = now - max(contact_at, presence.placed[name, agent])
             if silent_s > resource.stop_after_s and _is_to_run(state, name):
                 yield name, True
     for name in sorted(state.ending):

@@ -217,6 +217,8 @@ class AgentPresence:
         self.since = since
         self.inventories = inventory.AgentInventories()
         self.metrics: dict[str, Mapping[str, float]] = {}
+        # By resource that may move, and its agent, which may have had no reason to renew before
+        self.placed: dict[tuple[str, str], float] = {}
         self._announced_at: dict[str, float] = {}
 
     def announced(self, name: str, now: float) -> None:

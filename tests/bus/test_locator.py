@@ -373,3 +373,19 @@ async def test_it_reports_that_no_broker_runs():
 def test_a_locator_refuses_what_is_not_an_address(url):
     with pytest.raises(errors.InvalidInput):
         locator_server.Locator([url])
+
+
+async def test_a_server_that_reports_ever_more_addresses_ends_no_survey(monkeypatch):
+    monkeypatch.setattr(locator_server, "ADDRESSES_MAX", 20)
+    probed: list[locator_server.Address] = []
+
+    async def probe(address: locator_server.Address) -> locator_server.BrokerGreeting:
+        probed.append(address)
+        others = [f"10.0.{len(probed)}.{number}:4222" for number in range(8)]
+        info = {"server_id": str(len(probed)), "connect_urls": others}
+        return locator_server.BrokerGreeting(address, address[0], info, 0.001, same_machine=False)
+
+    monkeypatch.setattr(locator_server, "probe", probe)
+    async with asyncio.timeout(5):
+        assert len(await locator_server.greet_all([("10.0.0.1", 4222)])) == 20
+    assert len(probed) == 20

@@ -211,3 +211,18 @@ async def test_nothing_is_accepted_from_a_broker_without_the_tls_that_it_needs(g
             sockets.cut(bus)
             await eventually(lambda: connections >= 3)
     assert not received
+
+
+async def test_a_web_socket_has_tls_if_certificates_are_given(monkeypatch):
+    first = bytearray()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError), contextlib.closing(writer):
+            first.extend(await reader.read(3))
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        place = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        monkeypatch.setattr(hosts, "is_loopback", lambda _: False)
+        with pytest.raises(errors.Unavailable):
+            await client.connect([f"ws://{place}"], identity="ann", tls=ssl.create_default_context())
+    assert bytes(first[:2]) == b"\x16\x03", "a TLS handshake"

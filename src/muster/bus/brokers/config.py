@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import ipaddress
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -25,6 +24,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from muster.core import errors
+from muster.core.net import hosts
 
 MIB = 1024 * 1024
 GIB = 1024 * MIB
@@ -197,13 +197,6 @@ class BrokerConfig:
         return self.directory / "accounts"
 
 
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def authority(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -253,7 +246,7 @@ def check(config: BrokerConfig) -> None:
         )
     if not config.directory.is_absolute():
         raise errors.InvalidInput(f"broker {config.name}: its directory {config.directory} is not absolute")
-    if not is_loopback(config.host) and config.tls is None and not config.plaintext:
+    if not hosts.is_loopback(config.host) and config.tls is None and not config.plaintext:
         raise errors.InvalidInput(
             f"broker {config.name} would listen on {config.host} without TLS",
             hint="configure certificates, use 127.0.0.1, or allow plain text explicitly",

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import urllib.parse
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -26,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from muster.core import errors
+from muster.core.net import hosts
 
 BASE_S = 0.05
 CAP_S = 5.0
@@ -49,13 +49,14 @@ class ServerAddress:
     def is_websocket(self) -> bool:
         return self.scheme in ("ws", "wss")
 
+    def demands_tls(self, tls: object) -> bool:
+        """Whether a client with this TLS context talks to it over TLS only, also if the broker offers none:
+        anyone on the path can remove the offer. On the loopback interface it need not."""
+        return self.scheme in ("tls", "wss") or (tls is not None and not hosts.is_loopback(self.host))
+
     @property
     def place(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-    @property
-    def url(self) -> str:
-        return f"{self.scheme}://{self.place}{self.path}"
 
 
 def parse_server(server: str) -> ServerAddress:
@@ -102,7 +103,7 @@ class ServerPool:
             except errors.InvalidInput:
                 continue
             name = ""
-            if info.get("tls_required") and _is_ip(address.host):
+            if info.get("tls_required") and hosts.is_address(address.host):
                 name = self.current.tls_name or self.current.host
             self.add([ServerAddress(address.scheme, address.host, address.port, self.current.path, name)])
 
@@ -110,14 +111,6 @@ class ServerPool:
         """For the next attempt: all but the last, if there are others."""
         here = self.current.host, self.current.port
         return [address for place, address in self._known.items() if place != here] or [self.current]
-
-
-def _is_ip(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 class ReconnectionPlan:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import muster
 from muster.bus import silence
 from muster.bus.client import broker_errors, parser, reconnection, transports
-from muster.core.net import hosts
 from muster.core.telemetry import log
 
 if TYPE_CHECKING:
@@ -77,7 +76,8 @@ class BrokerSession:
                 )
             async with asyncio.timeout(handshake_s):
                 await self._informed
-            if isinstance(transport, transports.TcpTransport) and self._needs_tls(server):
+            needs_tls = bool(self.info.get("tls_required")) or server.demands_tls(self._options.tls)
+            if isinstance(transport, transports.TcpTransport) and needs_tls:
                 async with asyncio.timeout(handshake_s):
                     context = self._options.tls or ssl.create_default_context()
                     name = self._options.tls_hostname or server.tls_name or server.host
@@ -103,12 +103,6 @@ class BrokerSession:
             raise
         self.is_open = True
         self._watch()
-
-    def _needs_tls(self, server: reconnection.ServerAddress) -> bool:
-        """Also if the broker offers none: anyone on the path can remove the offer. Only on the loopback
-        interface a client that has certificates accepts a broker without TLS."""
-        is_expected = self._options.tls is not None and not hosts.is_loopback(server.host)
-        return bool(self.info.get("tls_required")) or server.scheme == "tls" or is_expected
 
     def _connect_command(self) -> bytes:
         has_headers = bool(self.info.get("headers"))

@@ -180,7 +180,7 @@ class WebSocketTransport:
         self._session = aiohttp.ClientSession()
         try:
             self._socket = await self._session.ws_connect(
-                server.url,
+                f"{'wss' if server.demands_tls(tls) else 'ws'}://{server.place}{server.path}",
                 ssl=tls or True,
                 proxy=proxy,
                 timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_TIMEOUT_S),

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from muster.core import errors
+from muster.core.net import hosts
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -218,15 +219,7 @@ def _nearest(candidate: BrokerCandidate, client: IPAddress) -> tuple[BrokerDista
     """At the same distance a name is preferred to an address: certificates are for names."""
     reached = [(_distance(candidate, parse_address(host.address), client), host) for host in candidate.hosts]
     usable = [(distance, host) for distance, host in reached if distance is not None]
-    return min(usable, key=lambda entry: (entry[0], _is_address(entry[1].name), entry[1]), default=None)
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
+    return min(usable, key=lambda entry: (entry[0], hosts.is_address(entry[1].name), entry[1]), default=None)
 
 
 def _distance(candidate: BrokerCandidate, host: IPAddress, client: IPAddress) -> BrokerDistance | None:

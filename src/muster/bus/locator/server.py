@@ -41,6 +41,7 @@ FORGET_S = 300.0  # an address without a broker for this time is not tried any m
 PROBE_TIMEOUT_S = 1.0
 ANSWER_MAX = 8
 PROBES_MAX = 16
+ADDRESSES_MAX = 1024  # that a survey probes: whatever listens at one of them may report others
 DEFAULT_PORT = 4222
 EVERYWHERE = ("0.0.0.0", "::")
 
@@ -246,7 +247,7 @@ async def greet_all(addresses: Sequence[Address]) -> list[BrokerGreeting]:
     probed: set[Address] = set()
     answered: list[BrokerGreeting] = []
     pending = list(dict.fromkeys(addresses))
-    while pending:
+    while pending := pending[: ADDRESSES_MAX - len(probed)]:
         probed.update(pending)
         new = [greeting for greeting in await asyncio.gather(*map(probe, pending)) if greeting is not None]
         answered += new

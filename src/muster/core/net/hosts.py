@@ -22,6 +22,15 @@ def is_loopback(host: str) -> bool:
     return bool(_LOOPBACK.match(host))
 
 
+def is_address(host: str) -> bool:
+    """Whether it is an IP address, and no name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def host_of_url(url: str, field: str) -> tuple[str, int | None]:
     """The host and the port that a URL names; `errors.InvalidInput` if it names none."""
     try:

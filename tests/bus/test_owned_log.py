@@ -513,3 +513,12 @@ async def test_bodies_of_refused_appends_do_not_fill_the_stream(connect: fixture
     assert (await stream.state()).bytes < 2 * pages.PAGE_BYTES
     await log.append([(b"large", b"x" * (1 << 20))])
     await log.stop()
+
+
+async def test_a_standby_recognises_requests_whatever_its_clock_says(opened: Open):
+    log, _ = await opened(1)
+    await log.append([(b"a", b"1")], request="r1")
+    standby, _ = await opened(now_ms=lambda: 10 * journal.WINDOW_MS)
+    assert standby.executed("r1") is not None
+    await standby.own(2)
+    assert isinstance(await standby.append([(b"a", b"2")], request="r1"), api.Duplicate)

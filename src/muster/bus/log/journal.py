@@ -139,6 +139,7 @@ class LogJournal:
         self.bytes = 0
         self.pages: deque[StoredPage] = deque()
         self.requests: dict[str, pages.LogRequest] = {}
+        self.last_request_ms = 0  # when the last one was executed, in the log's time
         self._bytes_max = bytes_max
         self._reserve_bytes = reserve_bytes
         self._window_ms = window_ms
@@ -153,6 +154,7 @@ class LogJournal:
     def restart(self) -> None:
         self.state.reset()
         self.log, self.epoch, self.last, self.end, self.bytes = "", 0, 0, 0, 0
+        self.last_request_ms = 0
         self.pages.clear()
         self.requests.clear()
 
@@ -184,15 +186,11 @@ class LogJournal:
                 at = pages.position(sequence, request.position)
                 request = msgspec.structs.replace(request, position=at)
             self.requests[request.id] = request
+            self.last_request_ms = max(self.last_request_ms, request.at_ms)
         while len(self.requests) > REQUESTS_MAX:
             del self.requests[next(iter(self.requests))]
 
     # Appending.
-
-    @property
-    def last_request_ms(self) -> int:
-        """When the last request was executed, in the log's time."""
-        return next(reversed(self.requests.values())).at_ms if self.requests else 0
 
     def executed(self, request: str, now_ms: int) -> int | None:
         """The position of the request with this id, if it was executed lately."""

@@ -275,8 +275,8 @@ class OwnedLog:
 
     def _log_ms(self) -> int:
         """The time of the log, which goes on where the former owner's last request was: requests are
-        recognised for their time also if the clocks of two owners differ."""
-        return self._clock_ms() + self._ahead_ms
+        recognised for their time also if the clocks of two owners differ. For a follower it stands still."""
+        return self._clock_ms() + self._ahead_ms if self._owner else self._journal.last_request_ms
 
     async def _fence(self, epoch: int) -> None:
         while True:

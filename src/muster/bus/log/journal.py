@@ -147,9 +147,9 @@ class LogJournal:
     # Reading.
 
     def follows(self, page: pages.OwnedPage) -> bool:
-        """Whether ``page`` is the next one. Otherwise pages were trimmed before they were read, and the log
-        is read from its beginning."""
-        return not self.last or (page.previous == self.last and page.log == self.log)
+        """Whether ``page`` is the next one. Otherwise pages were trimmed before they were read, or the log
+        was restored from a backup without those that were read; it is read from its beginning."""
+        return not self.last or (page.previous == self.last and self.log in (page.log, page.former))
 
     def restart(self) -> None:
         self.state.reset()

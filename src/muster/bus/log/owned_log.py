@@ -94,6 +94,7 @@ class OwnedLog:
         self._purge_bytes = bytes_max // PURGE_SHARE
         self._trimmed, self._trimmed_bytes = 0, 0  # pages that were rewritten and not removed yet
         self._current_at = 0.0  # when the state was known to be current
+        self._incarnation = (0, "")  # of the stream: another one has other pages at the same sequences
         self._stopped = False
         self.skipped = 0  # messages that are no pages
         self.lost = asyncio.Event()  # the ownership has ended
@@ -173,16 +174,22 @@ class OwnedLog:
                 except errors.Unavailable:
                     pass
                 else:
-                    if last is None or last.sequence <= self._journal.end:
+                    end = last.sequence if last is not None else 0
+                    if end < self._journal.end and self._following is not None:  # restored from a backup
+                        self._following.cancel()
+                        self._follow_on()
+                    elif end <= self._journal.end:
                         self._current_at = asked_at
             await asyncio.sleep(CHECK_S)
 
     async def _catch_up(self) -> None:
         while True:
             asked_at = asyncio.get_running_loop().time()
-            first = (
-                self._journal.end + 1 if self._journal.end else (await self._stream.state()).first_sequence
-            )
+            stream = await self._stream.state()
+            former, self._incarnation = self._incarnation, (stream.created_ns, stream.restored)
+            if former != self._incarnation:
+                self._journal.restart()
+            first = self._journal.end + 1 if self._journal.end else stream.first_sequence
             try:
                 async for message in self._stream.read(first, subject=self._pages_subject):
                     if not await self._apply(message):
@@ -201,7 +208,8 @@ class OwnedLog:
         if page is None:
             return True
         if not self._journal.follows(page):
-            await self._check_trimmed(self._journal.last, f"page {page.previous}")
+            if page.log == self._journal.log:
+                await self._check_trimmed(self._journal.last, f"page {page.previous}")
             events.info("log-read-again", log=self._pages_subject, at=message.sequence)
             self._journal.restart()
             return False
@@ -284,8 +292,12 @@ class OwnedLog:
             journal = self._journal
             if epoch <= journal.epoch:
                 raise NotOwner(f"epoch {epoch} of the log has been superseded by {journal.epoch}")
-            log = journal.log or secrets.token_hex(8)
-            page = pages.OwnedPage(log, epoch, journal.last)
+            restored = self._incarnation[1]
+            if journal.log and journal.log.partition(" ")[2] == restored:
+                page = pages.OwnedPage(journal.log, epoch, journal.last)
+            else:
+                log = f"{secrets.token_hex(8)} {restored}".rstrip()
+                page = pages.OwnedPage(log, epoch, journal.last, former=journal.log)
             try:
                 await self._store(page, [])
             except errors.Conflict:

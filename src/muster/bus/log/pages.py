@@ -50,7 +50,8 @@ class LogRequest(msgspec.Struct, frozen=True, array_like=True):
 class OwnedPage(msgspec.Struct, frozen=True, array_like=True):
     """``previous``: the sequence of the page before it. ``body``: the sequences of the messages with its
     records. A request whose position is lower than `RECORDS_MAX` is at that place of this page. ``first``:
-    older pages than this sequence have been trimmed."""
+    older pages than this sequence have been trimmed. ``former``: the identity of the log before this page,
+    which is the first one after a restore from a backup."""
 
     log: str
     epoch: int
@@ -59,6 +60,7 @@ class OwnedPage(msgspec.Struct, frozen=True, array_like=True):
     requests: list[LogRequest] = []
     body: list[int] = []
     first: int = 0
+    former: str = ""
 
 
 _ARRAYS = frozenset(bytes((0x90 | fields,)) for fields in range(16))  # the first byte of a short array

@@ -191,7 +191,7 @@ class BusSettings(sections.SettingsSection, frozen=True, kw_only=True):
         ),
     ] = 16 * _GIB
     storage_memory_bytes: Annotated[
-        int, doc("Memory of each broker for what it does not store on disk, such as the state of readers.", ge=0)
+        int, doc("Memory of each broker for what it does not store on disk: positions of readers.", ge=0)
     ] = 256 * _MIB
     share_per_identity: Annotated[
         float,

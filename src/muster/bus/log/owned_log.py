@@ -168,14 +168,14 @@ class OwnedLog:
         """Note when the state is current."""
         while True:
             if not self._owner:
-                asked_at = asyncio.get_running_loop().time()
+                asked_at, known = asyncio.get_running_loop().time(), self._journal.end
                 try:
                     last = await self._stream.last_for(self._pages_subject)
                 except errors.Unavailable:
                     pass
                 else:
                     end = last.sequence if last is not None else 0
-                    if end < self._journal.end and self._following is not None:  # restored from a backup
+                    if end < known and self._following is not None:  # restored from a backup
                         self._following.cancel()
                         self._follow_on()
                     elif end <= self._journal.end:

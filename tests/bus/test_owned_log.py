@@ -560,3 +560,25 @@ async def test_a_standby_reads_a_restored_log_again(connect: fixtures.Connect):
     await eventually(lambda: content(states[2]) == content(states[1]))
     await standby.stop()
     await later.stop()
+
+
+async def test_an_owner_goes_on_after_the_end_of_its_log_was_lost(
+    simulated_network: network.SimulatedNetwork,
+):
+    """As by a broker that syncs at intervals, after a power cut."""
+    async with await simulated_network.connect("a") as bus:
+        log = owned_log.OwnedLog(await bus.stream(STREAM), NAME, state := journal.KeyedState())
+        await log.start()
+        await log.own(1)
+        for number in range(5):
+            await log.append([(b"a", b"%d" % number)])
+        stored = simulated_network.logs["logs"]
+        for _ in range(3):
+            stored.remove(stored.last)
+            stored.last -= 1
+        with pytest.raises(errors.TimedOut):
+            await log.append([(b"a", b"x")])
+        await log.own(2)
+        assert content(state) == {b"a": b"1"}
+        await log.append([(b"a", b"y")])
+        await log.stop()

@@ -187,8 +187,8 @@ class OwnedLog:
             asked_at = asyncio.get_running_loop().time()
             stream = await self._stream.state()
             former, self._incarnation = self._incarnation, (stream.created_ns, stream.restored)
-            if former != self._incarnation:
-                self._journal.restart()
+            if former != self._incarnation or stream.last_sequence < self._journal.end:
+                self._journal.restart()  # or its end is lost, which is damaged or was not synced
             first = self._journal.end + 1 if self._journal.end else stream.first_sequence
             try:
                 async for message in self._stream.read(first, subject=self._pages_subject):

@@ -42,10 +42,10 @@ class KilledStream:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    async def publish(self, *arguments: Any, **options: Any) -> int:
+    async def publish(self, *arguments: Any, **options: Any) -> Any:
         return await self._killed(self._stream.publish(*arguments, **options))
 
-    async def purge(self, **options: Any) -> int:
+    async def purge(self, **options: Any) -> Any:
         return await self._killed(self._stream.purge(**options))
 
     async def _killed(self, request: Any) -> Any:

@@ -1,7 +1,8 @@
 """The information service beside etcd, for `benchmarks.inform`: reads and durable writes of a client.
 
 One node with one broker, or with three that replicate its log, against one etcd or a cluster of three, each
-in processes of their own, on the same disk, in turns.  The client of etcd is its own, in Go; ours is Python.
+in processes of their own, on the same disk, in turns.  Our client has a direct connection to the node, as a
+client of a domain has after its first requests.  The client of etcd is its own, in Go; ours is Python.
 
 Reads are compared at equal freshness.  A read of any age may be answered from memory, as etcd's serializable
 read.  A linearizable read is confirmed after the request came: here by the log, in etcd by its leader.  Where
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import pathlib
 import time
 from dataclasses import dataclass
@@ -26,9 +28,14 @@ import msgspec
 
 from benchmarks import etcd, harness, inform_worlds, measure
 from muster.bus.brokers import network
-from muster.bus.client import client
+from muster.bus.client import client, credential_source
+from muster.bus.direct import bus as direct_bus
+from muster.bus.direct import dialer, frames
 from muster.inform import client as inform_client
 from muster.inform import settings
+from muster.testing import eventually
+from muster.trust import keyring
+from muster.trust.permissions import roles
 
 TOGETHER = 64
 KEYS = 100
@@ -134,10 +141,19 @@ async def _node(
     mesh = await stack.enter_async_context(network.mesh(brokers, folder / "brokers"))
     urls = [broker.url for broker in mesh.brokers.values()]
     chosen = msgspec.json.encode(inform_worlds.inform_settings(**changes)).decode()
-    arguments = (urls[0], "peer", f"{folder}/peer.db", chosen, 100, brokers)
-    await asyncio.to_thread(stack.enter_context(measure.Worker("benchmarks.inform_worker", *arguments)).hear)
+    trust = await asyncio.to_thread(keyring.Keyring.create, folder / "keys", "bench")
+    for identity in ("peer", "c"):
+        await asyncio.to_thread(trust.issue, identity, roles.Role.OPERATOR)
+    arguments = (urls[0], "peer", f"{folder}/peer.db", chosen, 100, brokers, trust.folder)
+    worker = stack.enter_context(measure.Worker("benchmarks.inform_worker", *arguments))
+    address = (await asyncio.to_thread(worker.hear))["address"]
     bus = await stack.enter_async_context(await client.connect(urls[:1], identity="c"))
-    contexts = inform_client.InformClient(bus, node="peer")
+    direct = direct_bus.DirectBus(bus, "c", lambda _: direct_bus.ANY)
+    access = credential_source.PeerAccess(functools.partial(trust.credentials, "c"), None)
+    links = await stack.enter_async_context(dialer.DirectDialer(direct, access))
+    links.keep(msgspec.convert(address, frames.PeerAddress))
+    await eventually.eventually(lambda: bool(direct.links))
+    contexts = inform_client.InformClient(direct.as_bus(), node="peer")
     for number in range(KEYS):
         await contexts.put(f"k{number}", inform_worlds.VALUE)
     return contexts

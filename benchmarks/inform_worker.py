@@ -10,6 +10,8 @@ Beside it runs an echo server, which measures the cost of the network path alone
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -22,9 +24,12 @@ from benchmarks import measure
 from muster.app.supervisor import worker
 from muster.bus import api
 from muster.bus.client import client
+from muster.bus.direct import bus as direct_bus
+from muster.bus.direct import listener
 from muster.bus.rpc import admission
 from muster.inform import settings
 from muster.inform.node import node as node_node
+from muster.trust import keyring, peer_admission
 
 
 def echo_of(name: str) -> str:
@@ -32,8 +37,9 @@ def echo_of(name: str) -> str:
 
 
 async def main(
-    url: str, name: str, view: str, expected: str, share: str = "100", replicas: str = "1"
+    url: str, name: str, view: str, expected: str, share: str = "100", replicas: str = "1", keys: str = ""
 ) -> None:
+    """``keys``: of a keyring; then clients may connect directly."""
     admission.of_loop(asyncio.get_running_loop()).share = float(share)
     chosen = msgspec.json.decode(expected, type=settings.InformSettings)
     worker.relax_gc()  # as in the processes of a domain
@@ -43,7 +49,16 @@ async def main(
     def echo(message: api.Message) -> None:
         message.respond_now(message.data)
 
-    async with await client.connect((url,), identity=name) as bus:
+    async with contextlib.AsyncExitStack() as stack:
+        bus: api.Bus = await stack.enter_async_context(await client.connect((url,), identity=name))
+        address = None
+        if keys:
+            direct = direct_bus.DirectBus(bus, name, lambda _: "")
+            trust = keyring.Keyring.open(pathlib.Path(keys))
+            admitted = peer_admission.PeerAdmission(trust.folder)
+            listening = listener.DirectListener(direct, admitted, functools.partial(trust.credentials, name))
+            await stack.enter_async_context(listening)
+            bus, address = direct.as_bus(), msgspec.to_builtins(listening.address)
         node = await node_node.start(
             bus, settings=chosen, view=pathlib.Path(view), max_bytes=4 << 30, replicas=int(replicas)
         )
@@ -53,6 +68,7 @@ async def main(
             "contexts": node.replicas.permanent,
             "resident_bytes": measure.resident_bytes(os.getpid()),
             "empty_bytes": empty_bytes,
+            "address": address,
         }
         print(json.dumps(facts), flush=True)
         async with node:

@@ -217,19 +217,7 @@ class BrokerSet:
         return patterns[:TOPICS_MAX]
 
     async def links(self) -> list[broker_control.LinkRow]:
-        return [
-            broker_control.LinkRow(
-                id=self._shown(link.id),
-                kind=link.kind.value,
-                near=link.near,
-                far=link.far,
-                up=link.up,
-                round_trip_ms=None if link.round_trip_s is None else round(link.round_trip_s * 1000, 3),
-                in_messages=link.in_messages,
-                out_messages=link.out_messages,
-            )
-            for link in await self.running.links()
-        ]
+        return [msgspec.structs.replace(link, id=self._shown(link.id)) for link in await self.running.links()]
 
     async def start_one(
         self, name: str, storage: bool = True, below: str | None = None
@@ -276,7 +264,7 @@ class BrokerSet:
         else:
             id = await self.running.link(near, far, account=self._account, credentials_file=self._link_creds)
         return broker_control.LinkRow(
-            id=self._shown(id), kind=topology.LinkKind.LEAF.value, near=near, far=far, up=True
+            id=self._shown(id), kind=topology.LinkKind.LEAF, near=near, far=far, up=True
         )
 
     async def unlink(self, id: str) -> broker_control.RemovedLink:

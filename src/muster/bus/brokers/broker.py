@@ -30,7 +30,17 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Self
 
-from muster.bus.brokers import binary, config, diagnosis, files, monitor, ports, server_process, topology
+from muster.bus.brokers import (
+    binary,
+    config,
+    control,
+    diagnosis,
+    files,
+    monitor,
+    ports,
+    server_process,
+    topology,
+)
 from muster.core import backoff, errors
 from muster.supervision import children, os_process, responsiveness
 
@@ -313,7 +323,7 @@ class Broker:
             raise errors.NotFound(f"broker {self.name} has no leaf link {id!r}", hint=f"its links: {known}")
         await self.apply(dataclasses.replace(self.config, remotes=remaining))
 
-    async def links(self) -> list[topology.LinkStatus]:
+    async def links(self) -> list[control.LinkRow]:
         """Its leaf links as they are now."""
         addresses = {remote.id: await ports.resolve(remote.urls) for remote in self.config.remotes}
         return topology.leaf_links(

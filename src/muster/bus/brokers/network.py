@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from muster.bus.brokers import broker, config, files, storage, system_account, topology
+from muster.bus.brokers import broker, config, control, files, storage, system_account, topology
 from muster.bus.client import credential_source
 from muster.core import backoff, errors
 
@@ -187,7 +187,7 @@ class BrokerNetwork:
             if member.config.tls or not await asyncio.to_thread(files.is_written, member.config):
                 await member.reload()
 
-    async def links(self) -> list[topology.LinkStatus]:
+    async def links(self) -> list[control.LinkRow]:
         """The current state of all links. A broker that does not respond has only links that are down."""
         statuses = {
             status.id: status for status in topology.due([member.config for member in self.brokers.values()])
@@ -198,9 +198,9 @@ class BrokerNetwork:
             for status in member_links:
                 if status.up or status.id not in statuses:
                     statuses[status.id] = status
-        return sorted(statuses.values(), key=lambda status: (status.kind.value, status.id))
+        return sorted(statuses.values(), key=lambda status: (status.kind, status.id))
 
-    async def _links_of(self, member: broker.Broker) -> list[topology.LinkStatus]:
+    async def _links_of(self, member: broker.Broker) -> list[control.LinkRow]:
         try:
             statuses = await member.links()
             if member.config.cluster is not None:

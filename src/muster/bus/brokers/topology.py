@@ -18,34 +18,18 @@ import enum
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from muster.bus.brokers import config
+from muster.bus.brokers import config, control
 from muster.core import errors
 
 GLOBAL_ACCOUNT = "$G"
 
 
-class LinkKind(enum.Enum):
+class LinkKind(enum.StrEnum):
     LEAF = "leaf"
     ROUTE = "route"
     GATEWAY = "gateway"
-
-
-@dataclass(frozen=True, slots=True)
-class LinkStatus:
-    id: str
-    kind: LinkKind
-    near: str  # the broker that maintains it
-    far: str  # the broker, or for a gateway the cluster, at the other end; an address while that is unknown
-    account: str | None
-    up: bool
-    round_trip_s: float | None = None
-    in_messages: int = 0
-    out_messages: int = 0
-    in_bytes: int = 0
-    out_bytes: int = 0
 
 
 Address = tuple[str, int]
@@ -56,7 +40,7 @@ def leaf_links(
     remotes: Sequence[config.LeafRemote],
     addresses: Mapping[str, Iterable[Address]],
     leafz: Mapping[str, Any],
-) -> list[LinkStatus]:
+) -> list[control.LinkRow]:
     """The leaf links of one broker, from its monitor page. ``addresses`` are those of each link's far end.
 
     A far end that is a cluster may have redirected the connection to a member that is not configured: a
@@ -77,59 +61,47 @@ def leaf_links(
                 connections.remove(leaf)
                 break
     return [
-        _status(
-            remote.id,
-            LinkKind.LEAF,
-            near,
-            remote.far or remote.urls[0],
-            _account(remote),
-            connected.get(remote.id),
-        )
+        _row(remote.id, LinkKind.LEAF, near, remote.far or remote.urls[0], connected.get(remote.id))
         for remote in remotes
     ]
 
 
-def route_links(near: str, routez: Mapping[str, Any]) -> list[LinkStatus]:
+def route_links(near: str, routez: Mapping[str, Any]) -> list[control.LinkRow]:
     """One for each peer; NATS spreads the load over several connections to it."""
     peers: dict[str, dict[str, Any]] = {}
     for route in routez.get("routes") or ():
         peer = peers.setdefault(route.get("remote_name") or route["remote_id"], {"rtt": route.get("rtt", "")})
-        for count in ("in_msgs", "out_msgs", "in_bytes", "out_bytes"):
+        for count in ("in_msgs", "out_msgs"):
             peer[count] = peer.get(count, 0) + route.get(count, 0)
-    return [
-        _status(route_id(near, far), LinkKind.ROUTE, near, far, None, peer)
-        for far, peer in sorted(peers.items())
-    ]
+    return [_row(route_id(near, far), LinkKind.ROUTE, near, far, peer) for far, peer in sorted(peers.items())]
 
 
-def gateway_links(near: str, gatewayz: Mapping[str, Any]) -> list[LinkStatus]:
+def gateway_links(near: str, gatewayz: Mapping[str, Any]) -> list[control.LinkRow]:
     return [
-        _status(gateway_id(near, far), LinkKind.GATEWAY, near, far, None, outbound.get("connection") or None)
+        _row(gateway_id(near, far), LinkKind.GATEWAY, near, far, outbound.get("connection") or None)
         for far, outbound in sorted((gatewayz.get("outbound_gateways") or {}).items())
     ]
 
 
-def due(brokers: Sequence[config.BrokerConfig]) -> list[LinkStatus]:
+def due(brokers: Sequence[config.BrokerConfig]) -> list[control.LinkRow]:
     """All links that there should be among these, each as if it were down."""
-    statuses = [
-        LinkStatus(
-            remote.id, LinkKind.LEAF, broker.name, remote.far or remote.urls[0], _account(remote), up=False
-        )
+    rows = [
+        _row(remote.id, LinkKind.LEAF, broker.name, remote.far or remote.urls[0], None)
         for broker in brokers
         for remote in broker.remotes
     ]
     for broker, other in itertools.combinations(brokers, 2):
         if broker.cluster and other.cluster and broker.cluster.name == other.cluster.name:
             id = route_id(broker.name, other.name)
-            statuses.append(LinkStatus(id, LinkKind.ROUTE, broker.name, other.name, None, up=False))
+            rows.append(_row(id, LinkKind.ROUTE, broker.name, other.name, None))
     clusters = sorted({broker.gateway.name for broker in brokers if broker.gateway})
-    statuses += [
-        LinkStatus(gateway_id(broker.name, far), LinkKind.GATEWAY, broker.name, far, None, up=False)
+    rows += [
+        _row(gateway_id(broker.name, far), LinkKind.GATEWAY, broker.name, far, None)
         for broker in brokers
         for far in clusters
         if broker.gateway and broker.gateway.name != far
     ]
-    return statuses
+    return rows
 
 
 def gateway_id(near: str, far: str) -> str:
@@ -148,23 +120,21 @@ def _account(remote: config.LeafRemote) -> str:
     return remote.account or GLOBAL_ACCOUNT
 
 
-def _status(
-    id: str, kind: LinkKind, near: str, far: str, account: str | None, connection: Mapping[str, Any] | None
-) -> LinkStatus:
+def _row(
+    id: str, kind: LinkKind, near: str, far: str, connection: Mapping[str, Any] | None
+) -> control.LinkRow:
     if connection is None:
-        return LinkStatus(id, kind, near, far, account, up=False)
-    return LinkStatus(
-        id,
-        kind,
-        near,
-        str(connection.get("name") or far) if kind is LinkKind.LEAF else far,
-        account,
+        return control.LinkRow(id=id, kind=kind, near=near, far=far, up=False)
+    round_trip_s = seconds(connection.get("rtt", ""))
+    return control.LinkRow(
+        id=id,
+        kind=kind,
+        near=near,
+        far=str(connection.get("name") or far) if kind is LinkKind.LEAF else far,
         up=True,
-        round_trip_s=seconds(connection.get("rtt", "")),
+        round_trip_ms=None if round_trip_s is None else round(round_trip_s * 1000, 3),
         in_messages=connection.get("in_msgs", 0),
         out_messages=connection.get("out_msgs", 0),
-        in_bytes=connection.get("in_bytes", 0),
-        out_bytes=connection.get("out_bytes", 0),
     )
 
 

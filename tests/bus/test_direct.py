@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from muster.bus import api, silence, subject_patterns
+from muster.bus import api, silence
 from muster.bus.client import client, credential_source
 from muster.bus.direct import bus as direct_bus
 from muster.bus.direct import dialer, frames, link, listener, nearest
@@ -617,13 +617,13 @@ async def test_a_new_subject_is_compared_with_few_subscriptions(world, monkeypat
         await service.subscribe(f"muster.manage.all.bucket.{number}.*", handler=echo)
     await service.subscribe("muster.manage.from.*.read.ping", handler=echo)
     compared: list[str] = []
-    matches = subject_patterns.matches
+    matches = subjects.matches
 
     def counted(pattern: str, subject: str) -> bool:
         compared.append(pattern)
         return matches(pattern, subject)
 
-    monkeypatch.setattr(subject_patterns, "matches", counted)
+    monkeypatch.setattr(subjects, "matches", counted)
     assert (await ann.request("muster.manage.from.ann.read.ping", b"ping")).data == b"ping"
     assert "muster.manage.from.*.read.ping" in compared
     assert not any("bucket" in pattern for pattern in compared)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.bus import message_format, subject_patterns
+from muster.bus import message_format
 from muster.bus.streams import commit_groups, jetstream, key_value
-from muster.core import errors
+from muster.core import errors, subjects
 
 TEXT = st.text(st.characters(categories=None), max_size=40)
 TOKENS = st.lists(st.sampled_from(["a", "b", "*", ">", "é"]), min_size=1, max_size=5)
@@ -77,8 +77,8 @@ def test_patterns_match_as_defined(pattern: list[str], subject: list[str]):
     if ">" in pattern[:-1]:
         return
     expected = matches_by_definition(pattern, subject)
-    assert subject_patterns.matches(".".join(pattern), ".".join(subject)) == (expected or pattern == subject)
-    assert subject_patterns.SubjectPatternSet([".".join(pattern)]).match(".".join(subject)) == (
+    assert subjects.matches(".".join(pattern), ".".join(subject)) == (expected or pattern == subject)
+    assert subjects.SubjectPatternSet([".".join(pattern)]).match(".".join(subject)) == (
         expected or pattern == subject
     )
 

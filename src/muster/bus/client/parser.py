@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from muster.bus import api, message_format, subject_patterns
+from muster.bus import api, message_format
 from muster.bus.client import broker_errors, counters
 from muster.core import subjects
 from muster.core.telemetry import log
@@ -79,7 +79,7 @@ class WireSubscription:
         self.command = f"SUB {subject} {group} {number}\r\n".encode()
         self.read = read
         self.read_all = read_all
-        pattern = subject_patterns.compiled(subject).pattern.encode()
+        pattern = subjects.compiled(subject).pattern.encode()
         self.matches = None if stored else re.compile(pattern, re.DOTALL).match
         self.is_internal = not stored and subject.startswith(_OWN)
         self.is_active = True  # the broker is to have it

@@ -18,11 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from muster.bus import api, message_format, subject_patterns
+from muster.bus import api, message_format
 from muster.bus.client import counters, received, requests, subscriptions
 from muster.bus.direct import frames, link
 from muster.bus.rpc import admission
-from muster.core import errors
+from muster.core import errors, subjects
 from muster.core.telemetry import log
 
 events = log.EventLog("direct")
@@ -159,7 +159,7 @@ class DirectBus:
             route.group or id(route): route.subscription
             for beginning in (_beginning(subject), "")
             for route in self._routes.get(beginning, ())
-            if subject_patterns.matches(route.pattern, subject)
+            if subjects.matches(route.pattern, subject)
         }
         if len(self._known) >= ROUTES_MAX:
             self._known.clear()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 
-from muster.bus import subject_patterns
 from muster.bus.client import credential_source
 from muster.bus.direct import bus as direct_bus
 from muster.bus.direct import frames, link
@@ -34,7 +33,7 @@ class DirectDialer(lifecycle.ClosingContext):
         self._access = access
         self._kept: dict[str, frames.PeerAddress] = {}  # by identity, or by address
         own = subjects.to_identity("*", bus.identity, ">")
-        self._may_send = subject_patterns.SubjectPatternSet((own,)).match
+        self._may_send = subjects.SubjectPatternSet((own,)).match
         self._tasks = tasks.TaskSupervisor(f"direct connections of {bus.identity}")
 
     async def close(self) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from muster.bus import api, subject_patterns
+from muster.bus import api
 from muster.bus.client import credential_source
 from muster.bus.direct import bus as direct_bus
 from muster.bus.direct import frames, link
@@ -294,6 +294,6 @@ class DirectListener(lifecycle.ServiceContext):
 
 def _may_publish(admitted: Admitted) -> Callable[[str], bool]:
     """The decision of a broker: no subject is allowed that is denied, and no other than those allowed."""
-    allow = subject_patterns.SubjectPatternSet(admitted.allow or (">",))
-    deny = subject_patterns.SubjectPatternSet(admitted.deny)
+    allow = subjects.SubjectPatternSet(admitted.allow or (">",))
+    deny = subjects.SubjectPatternSet(admitted.deny)
     return lambda subject: allow.match(subject) and not deny.match(subject)

@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from muster.bus import api, subject_patterns
+from muster.bus import api
 from muster.bus.memory import connection, storage
 from muster.core import errors, subjects
 
@@ -92,9 +92,7 @@ class SubscriptionTable:
 
     def for_subject(self, subject: str) -> list[connection.SimulatedSubscription]:
         if self._patterns is None:
-            self._patterns = [
-                (listener, subject_patterns.compiled(listener.subject)) for listener in self._wild
-            ]
+            self._patterns = [(listener, subjects.compiled(listener.subject)) for listener in self._wild]
         wild = [listener for listener, pattern in self._patterns if pattern.match(subject)]
         return [*self._exact.get(subject, ()), *wild]
 

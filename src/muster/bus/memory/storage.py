@@ -10,7 +10,7 @@ import heapq
 from collections import deque
 from collections.abc import Sequence
 
-from muster.bus import api, message_format, subject_patterns
+from muster.bus import api, message_format
 from muster.bus.streams import key_value
 from muster.core import errors, subjects
 
@@ -40,7 +40,7 @@ class SimulatedLog:
         self._ids: dict[str, tuple[int, int]] = {}  # message id: sequence, when
 
     def covers(self, subject: str) -> bool:
-        return any(subject_patterns.matches(pattern, subject) for pattern in self.settings.subjects)
+        return any(subjects.matches(pattern, subject) for pattern in self.settings.subjects)
 
     def reconfigure(self, settings: api.StreamSettings) -> None:
         """To new settings, but for the budget."""
@@ -158,7 +158,7 @@ class SimulatedLog:
             sequences = [
                 sequence
                 for stored in candidates
-                if subject_patterns.matches(subject, stored)
+                if subjects.matches(subject, stored)
                 for sequence in self._by_subject[stored]
             ]
         gone = [sequence for sequence in sequences if before is None or sequence < before]
@@ -216,8 +216,7 @@ class SimulatedLog:
         for sequence in range(max(first, next(iter(self.messages), 1)), self.last + 1):
             message = self.messages.get(sequence)
             if message is not None and (
-                not patterns
-                or any(subject_patterns.matches(pattern, message.subject) for pattern in patterns)
+                not patterns or any(subjects.matches(pattern, message.subject) for pattern in patterns)
             ):
                 matches.append(message)
                 if len(matches) == count:
@@ -229,7 +228,7 @@ class SimulatedLog:
         return sorted(
             sequences[-1]
             for subject, sequences in self._by_subject.items()
-            if subject_patterns.matches(pattern, subject)
+            if subjects.matches(pattern, subject)
         )
 
 

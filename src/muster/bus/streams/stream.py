@@ -9,7 +9,7 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from muster.bus import api, message_format, subject_patterns
+from muster.bus import api, message_format
 from muster.bus.client import connection, counters, requests
 from muster.bus.streams import group_commit, jetstream, key_value, ordered_consumer, publisher
 from muster.core import errors, subjects
@@ -196,7 +196,7 @@ class NatsStream(publisher.StreamPublisher):
         self._api = streams.api
         self._wire = streams.wire
         self._name: str = config["name"]
-        self._covers = subject_patterns.SubjectPatternSet(config.get("subjects") or [])
+        self._covers = subjects.SubjectPatternSet(config.get("subjects") or [])
         self._committer = streams.committer(self._name)
 
     def __repr__(self) -> str:

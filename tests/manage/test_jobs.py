@@ -146,6 +146,16 @@ def test_a_changed_schedule_counts_from_now():
     assert schedules.suspend(state, at("10:20")).at_ms == at("10:20")
 
 
+def test_a_clock_that_was_far_ahead_stops_no_schedule():
+    policy, year_ms = protocol.JobSchedule(cron="*/10 * * * *"), 366 * 86_400_000
+    ahead = decide(at("10:10") + year_ms, since=at("10:00")).state
+    state = schedules.current(policy, schedules.begun(ahead, ahead.queue), at("10:11"))
+    assert schedules.decide(policy, state, (), at("10:19")).starts == ()
+    assert schedules.decide(policy, state, (), at("10:20")).starts == (at("10:20"),)
+    state = schedules.ScheduleState(cron=policy.cron, time_zone="UTC", at_ms=at("10:40"))
+    assert schedules.current(policy, state, at("10:11")) is state, "a little: what has run is not due again"
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_no_run_is_started_twice_and_none_is_forgotten(seed):
     """At random times, by registries that know only what is stored."""

@@ -11,6 +11,7 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from muster.bus.memory import network
@@ -209,6 +210,18 @@ def test_a_machine_that_kills_its_resources_gets_no_more_after_some_attempts():
         assert row.reason == "it was moved 1 times within 3600 s"
 
     play(scenario)
+
+
+def test_moves_by_a_clock_that_was_ahead_do_not_count_for_ever():
+    state, presence, now = _lost_machine(1)
+    record = state.resources["r0"]
+    year_ms = 366 * 86_400_000
+    state.accept(
+        records.RegistryChanges(
+            resources={"r0": msgspec.structs.replace(record, moves_ms=tuple(range(year_ms, year_ms + 5)))}
+        )
+    )
+    assert moves.plan(state, presence, now, 1_000).moved == {"a": ["r0"]}
 
 
 def test_without_a_suitable_machine_it_waits_and_says_why():

@@ -536,7 +536,8 @@ class ManageClient:
         return await self._request(rows.RolloutRow, "abort", id=id)
 
     async def undo(self, group: str, *, to: int | None = None) -> rows.RolloutRow:
-        """Return the resources of a group to what they were after the revision ``to``, or before the last."""
+        """Return the resources of a group to what they were after the revision ``to``, or before the last
+        one that was not reverted."""
         return await self._request(rows.RolloutRow, "undo", group=group, to=to)
 
     async def rebalance_plan(self, where: str = "") -> list[rows.MoveRow]:

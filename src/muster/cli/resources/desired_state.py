@@ -368,7 +368,7 @@ def history(invocation: command.Invocation, group: str, to: connection.Connectio
 
 @rollout.command(
     examples=[
-        ("muster rollout undo web", "the last revision of the group web"),
+        ("muster rollout undo web", "the last revision of the group web that was not reverted"),
         ("muster rollout undo web --to 3", "what the group was after revision 3"),
     ]
 )

@@ -60,7 +60,7 @@ def plan(
             break
         resource = state.resources[name]
         policy = resource.spec.reschedule or protocol.ReschedulePolicy()
-        recent = tuple(at for at in resource.moves_ms if now_ms - at < policy.window_s * 1000)
+        recent = tuple(at for at in resource.moves_ms if abs(now_ms - at) < policy.window_s * 1000)
         if is_lost and len(recent) >= policy.attempts:
             decided.waiting[name] = f"it was moved {len(recent)} times within {policy.window_s:g} s"
             continue

@@ -173,7 +173,8 @@ class JobExecutor:
         name: str,
         changes: records.RegistryChanges,
     ) -> None:
-        if name in state.resources or name in changes.resources:
+        has_run = self._registry.log.get(RUNS, _key(job.spec.name, name, 1))  # before the clock was set back
+        if has_run or name in state.resources or name in changes.resources:
             return
         now, presence = asyncio.get_running_loop().time(), self._registry.presence
         others = agent_selection.OtherAgents(

@@ -18,6 +18,7 @@ import msgspec
 
 from muster.manage import cron, protocol
 
+AHEAD_MS_MAX = 3_600_000  # of the clock, until it is set back: nothing that has run is due again
 QUEUE_MAX = 100  # runs that are due and have not begun
 SPANS_MS = (7_200_000, 172_800_000, 3_456_000_000, math.inf)  # of many missed runs, the last ones count
 
@@ -43,8 +44,10 @@ class DueRuns(NamedTuple):
 
 
 def current(policy: protocol.JobSchedule, stored: ScheduleState | None, now_ms: int) -> ScheduleState:
-    """The state of a schedule that may have changed: then its times count from now on."""
-    if stored is not None and (stored.cron, stored.time_zone) == (policy.cron, policy.time_zone):
+    """The state of a schedule that may have changed: then its times count from now on; also if the clock was
+    wrong before, and far ahead."""
+    is_same = stored is not None and (stored.cron, stored.time_zone) == (policy.cron, policy.time_zone)
+    if stored is not None and is_same and stored.at_ms <= now_ms + AHEAD_MS_MAX:
         return stored
     before = stored or ScheduleState(cron="", time_zone="", at_ms=now_ms)
     return msgspec.structs.replace(

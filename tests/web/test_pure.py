@@ -30,13 +30,13 @@ from muster.trust.permissions import roles
 from muster.web import actions, guard, problems, request_state
 from muster.web.auth import sessions, signed_text
 from muster.web.components import drawings, page, plots, templates, texts
-from muster.web.data import bus_feed, cache, event_log, find, history_reader, read_model, recent, topology
+from muster.web.data import bus_feed, cache, event_log, history_reader, read_model, recent, topology
 from muster.web.data.measurements import alert_spans, fleet_map, latest_reports, recent_reports
 from muster.web.data.measurements import charts as charts_data
 from muster.web.pages import alerts as alerts_page
 from muster.web.pages import contexts, forms, history, routes, system
 from muster.web.pages import fleet as fleet_page
-from muster.web.rest import base, notifications
+from muster.web.rest import base, find, notifications
 from tests.pipeline import test_history, traffic
 
 KEY = b"k" * 32
@@ -693,7 +693,7 @@ def test_a_rollout_has_the_buttons_of_its_state(state: str, buttons: list[str]):
 
 
 def test_a_search_takes_the_text_as_it_is():
-    assert find._pattern("50%_o'clock\\") == "'%50\\%\\_o''clock\\\\%' ESCAPE '\\'"
+    assert find.like_literal("50%_o'clock\\") == "'%50\\%\\_o''clock\\\\%' ESCAPE '\\'"
 
 
 def test_the_topology_connects_channels_to_their_parents_and_the_rest_to_the_bus():

@@ -35,6 +35,7 @@ from muster.web.rest import (
     charts,
     contexts,
     event_stream,
+    find,
     notifications,
     queues,
     reports,
@@ -53,6 +54,7 @@ ROUTERS = (
     activity,
     access,
     event_stream,
+    find,
 )
 STOP_S = 2
 CONNECTIONS_MAX = 1000

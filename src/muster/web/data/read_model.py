@@ -33,7 +33,6 @@ from muster.web.data import (
     context_queries,
     dispatcher_calls,
     event_log,
-    find,
     history_reader,
     sql_runner,
     topology,
@@ -60,7 +59,6 @@ class ReadModel:
         self._history = history
         self._sql = sql_runner.SqlRunner(history)
         self._long = turns.WorkTurns(turns.LONG_AT_ONCE, "searches")
-        self.finder = find.ThingFinder(self)
         self.events = event_log.EventLog(self)
         self.charts = chart_queries.ChartQueries(self)
         self.feed.samplers += [self._sample_queues, self._sample_nodes]

@@ -9,7 +9,7 @@ from muster.bus.brokers import operations as broker_operations
 from muster.core import messages
 from muster.pipeline import protocol
 from muster.web.components import drawings, page, plots, templates, texts
-from muster.web.data import find as find_
+from muster.web.rest import find as find_
 
 TEMPLATE = "system.html"
 #: Spark's names of the stages of a batch, in order.

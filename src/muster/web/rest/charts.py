@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from fastapi import Query
 
 from muster.web import request_state
-from muster.web.data import find, topology
+from muster.web.data import topology
 from muster.web.data.measurements import alert_spans, charts, fleet_map
 from muster.web.rest import route
 
@@ -64,14 +64,6 @@ async def machine_map(
 @router.of("GET /topology", "The parts of the domain and what they are connected to")
 async def parts(call: request_state.Call) -> topology.DomainTopology:
     return await call.source.topology()
-
-
-@router.of("GET /find", "Find machines, resources, contexts, queues, alerts and receivers by name")
-async def find_things(
-    call: request_state.Call, q: Annotated[str, Query(max_length=256, description="A part of a name.")]
-) -> find.FoundThings:
-    """Receivers are found by the beginning of their names."""
-    return await call.source.finder.find(call.person, q)
 
 
 @router.of(

@@ -1,0 +1,88 @@
+"""REST: the search for anything by a part of its name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import Query
+
+from muster.core import errors
+from muster.web import request_state
+from muster.web.rest import alerts, contexts, notifications, queues, resources, route
+
+router = route.RouteTable("reports")
+EACH_MAX = 10
+
+
+class FoundThing(msgspec.Struct, frozen=True, kw_only=True):
+    """Something whose name contains the text. ``about``: its state or place."""
+
+    kind: str
+    name: str
+    about: str = ""
+
+
+class FoundThings(msgspec.Struct, frozen=True, kw_only=True):
+    """At most ten of each kind. ``missing``: the kinds that could not be searched, with the reason."""
+
+    items: list[FoundThing]
+    missing: dict[str, str] = {}
+
+
+@router.of("GET /find", "Find machines, resources, contexts, queues, alerts and receivers by name")
+async def find(
+    call: request_state.Call, q: Annotated[str, Query(max_length=256, description="A part of a name.")]
+) -> FoundThings:
+    """Receivers are found by the beginning of their names."""
+    text = q.strip()
+    things = FoundThings(items=[])
+    if not text:
+        return things
+    like = like_literal(text)
+    searches = {
+        "machine": call.source.feed.machines.named(text, EACH_MAX),
+        "resource": resources.resources(call, where=f"name LIKE {like}", limit=EACH_MAX),
+        "context": contexts.contexts(call, where=f"key LIKE {like}", limit=EACH_MAX),
+        "queue": queues.queues(call),
+        "alert": alerts.alerts(call),
+        "receiver": notifications.receivers(call, prefix=text, limit=EACH_MAX),
+    }
+    answers = await asyncio.gather(*searches.values(), return_exceptions=True)
+    for kind, answer in zip(searches, answers, strict=True):
+        match answer:
+            case errors.MusterError():
+                things.missing[kind] = answer.message
+            case BaseException():
+                raise answer
+            case _:
+                rows: Any = answer if isinstance(answer, list) else answer.items  # type: ignore[attr-defined]
+                things.items.extend(_found(kind, rows, text.lower())[:EACH_MAX])
+    return things
+
+
+def _found(kind: str, rows: Sequence[Any], text: str) -> list[FoundThing]:
+    """The rows of a list as things. Queues and alerts were not searched: those with ``text`` are chosen."""
+    match kind:
+        case "machine":  # groups and zones too
+            named = [(own, name, state) for own, name, state in rows]
+        case "resource":
+            named = [(kind, row.name, row.state) for row in rows]
+        case "context":
+            named = [(kind, row.key, f"version {row.version}") for row in rows]
+        case "queue":
+            named = [(kind, row.queue, f"{row.depth:,} waiting") for row in rows if text in row.queue.lower()]
+        case "alert":
+            named = [(kind, f"{row.rule} {row.about}", row.state.value) for row in rows]
+            named = [thing for thing in named if text in thing[1].lower()]
+        case _:
+            named = [(kind, row.receiver, row.policy) for row in rows]
+    return [FoundThing(kind=own, name=name, about=about) for own, name, about in named]
+
+
+def like_literal(text: str) -> str:
+    """A literal of LIKE for names that contain the text."""
+    escaped = "".join(f"\\{letter}" if letter in "%_\\" else letter for letter in text)
+    return "'%" + escaped.replace("'", "''") + "%' ESCAPE '\\'"

@@ -147,7 +147,7 @@ def in_order(steps: Iterable[LoopStep]) -> list[LoopStep]:
     return sorted(steps, key=lambda step: step.at_ms)
 
 
-class EventLog:
+class EventHistory:
     """Events are read with the identity of the person, an operator; alerts are for all."""
 
     def __init__(self, source: read_model.ReadModel) -> None:
@@ -157,12 +157,12 @@ class EventLog:
         """The latest events, the newest first, each with what the notifiers decided."""
 
         async def read() -> list[Decided]:
-            found: dict[str, list[protocol.DecisionRecord]] = {}
+            decided: dict[str, list[protocol.DecisionRecord]] = {}
             bus = await self._feed.link.as_person(person.name, roles.Role.OPERATOR)
             newest = _newest(bus, protocol.STREAM_HISTORY, protocol.DecisionRecord, DECIDED)
             async for _, record in newest:
-                found.setdefault(record.event.id, []).append(record)
-            return list(reversed(found.values()))
+                decided.setdefault(record.event.id, []).append(record)
+            return list(reversed(decided.values()))
 
         return await self._feed.cache.get("events", "notify", KEPT_S, read)
 

@@ -59,7 +59,7 @@ class ReadModel:
         self._history = history
         self._sql = sql_runner.SqlRunner(history)
         self._long = turns.WorkTurns(turns.LONG_AT_ONCE, "searches")
-        self.events = event_log.EventLog(self)
+        self.events = event_log.EventHistory(self)
         self.charts = chart_queries.ChartQueries(self)
         self.feed.samplers += [self._sample_queues, self._sample_nodes]
 

@@ -30,9 +30,9 @@ def contexts(request: page.PageRequest) -> page.DashboardPage:
 
     async def rows() -> page.Values:
         after = request.parameter("after")
-        found: rows_.ContextPage = await request.get("/contexts", where=where, limit=SHOWN, cursor=after)
+        listing: rows_.ContextPage = await request.get("/contexts", where=where, limit=SHOWN, cursor=after)
         return {
-            "found": found,
+            "listing": listing,
             "columns": (*operations.CONTEXTS, "value", "writer"),
             "attributes_text": attributes_text,
             "value_text": value_text,
@@ -66,20 +66,20 @@ def context(request: page.PageRequest) -> page.DashboardPage:
     key = request.parameter("key")
 
     async def read(**options: Any) -> rows_.ContextRow:
-        found: rows_.ContextRow = (await request.get("/contexts/{key:text}", key=key, **options)).value
-        if len(found.value or "") > VALUE_MAX:
+        listing: rows_.ContextRow = (await request.get("/contexts/{key:text}", key=key, **options)).value
+        if len(listing.value or "") > VALUE_MAX:
             raise errors.LimitExceeded(
                 "the value is too long for this page", hint="read it with the REST API"
             )
-        return found
+        return listing
 
     async def value() -> page.Values:
         return {"row": await read(), "attributes_text": attributes_text}
 
     async def replicas() -> page.Values:
-        found: rows_.ReplicaPage = await request.get("/context-replicas/{key:text}", key=key)
-        most = max((sum(replica.demand.values()) for replica in found.items), default=1) or 1
-        return {"found": found, "most": most, "columns": operations.REPLICAS}
+        listing: rows_.ReplicaPage = await request.get("/context-replicas/{key:text}", key=key)
+        most = max((sum(replica.demand.values()) for replica in listing.items), default=1) or 1
+        return {"listing": listing, "most": most, "columns": operations.REPLICAS}
 
     async def past() -> page.Values:
         try:

@@ -161,10 +161,10 @@ def machines(request: page.PageRequest) -> page.DashboardPage:
 def _listed(request: page.PageRequest, *, group: str = "", zone: str = "") -> page.PageSection:
     async def listed() -> page.Values:
         state, after = request.parameter("state"), request.parameter("after")
-        found = await request.get(
+        listing = await request.get(
             "/reports/nodes", group=group, zone=zone, state_=state, cursor=after, limit=SHOWN
         )
-        return {"machines": found}
+        return {"machines": listing}
 
     return page.PageSection("machines", "Machines", listed, ("machines",), 3.0)
 

@@ -40,7 +40,7 @@ def history(request: page.PageRequest) -> page.DashboardPage:
     async def rows() -> page.Values:
         from_ms = int((time.time() - units.parse_duration_s(last)) * 100) // 1000 * 10_000
         try:
-            found = await request.get(
+            listing = await request.get(
                 "/history/{kind}",
                 kind="nodes",
                 where=where,
@@ -50,8 +50,8 @@ def history(request: page.PageRequest) -> page.DashboardPage:
                 cursor=request.parameter("after"),
             )
         except errors.NotFound:
-            found = None
-        return {"found": found, "at_ms": _ms}
+            listing = None
+        return {"listing": listing, "at_ms": _ms}
 
     async def form() -> page.Values:
         own = [plot.metric for plot in await plots.charted(request, "fleet")]

@@ -33,8 +33,10 @@ def playground(request: page.PageRequest) -> page.DashboardPage:
     async def matches() -> page.Values:
         if not address:
             return {"result": None}
-        found = await request.post("/notify/who", address=address, event=event(), sender=sender, limit=SHOWN)
-        return {"result": found}
+        listing = await request.post(
+            "/notify/who", address=address, event=event(), sender=sender, limit=SHOWN
+        )
+        return {"result": listing}
 
     async def judged() -> page.Values:
         if not policy:
@@ -54,8 +56,8 @@ def playground(request: page.PageRequest) -> page.DashboardPage:
         return {"reasons": reasons}
 
     async def receivers() -> page.Values:
-        found = await request.get("/receivers", limit=20)
-        return {"found": found, "columns": operations.RECEIVERS.columns}
+        listing = await request.get("/receivers", limit=20)
+        return {"listing": listing, "columns": operations.RECEIVERS.columns}
 
     async def models() -> page.Values:
         return {"models": (await request.get("/models"))[:100], "columns": operations.MODELS.columns}
@@ -103,7 +105,7 @@ def _judgement(policy: str, made: notifications.EventBody) -> tuple[str, tuple[o
 def events(request: page.PageRequest) -> page.DashboardPage:
     async def rows() -> page.Values:
         after = request.parameter("after")
-        return {"found": await request.get("/notify/events", cursor=after, limit=SHOWN)}
+        return {"listing": await request.get("/notify/events", cursor=after, limit=SHOWN)}
 
     return page.DashboardPage(
         "Events",
@@ -140,10 +142,10 @@ def event(request: page.PageRequest) -> page.DashboardPage:
         values = await trace()
         sent = values["trace"].event
         body = {"type": sent.type, "content": sent.content}
-        found = await request.post(
+        listing = await request.post(
             "/notify/who", address=sent.address, event=body, sender=sent.sender, limit=SHOWN
         )
-        return {"result": found, "why": values["why"], "kind": sent.type}
+        return {"result": listing, "why": values["why"], "kind": sent.type}
 
     return page.DashboardPage(
         f"Event {id}",

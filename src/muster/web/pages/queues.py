@@ -67,7 +67,7 @@ def queue(request: page.PageRequest) -> page.DashboardPage:
     name, selector = request.parameter("name"), request.parameter("selector")
 
     async def waiting() -> page.Values:
-        found = await request.get(
+        listing = await request.get(
             "/queues/{name:path}/messages",
             name=name,
             selector=selector,
@@ -75,7 +75,7 @@ def queue(request: page.PageRequest) -> page.DashboardPage:
             limit=SHOWN,
         )
         return {
-            "found": found,
+            "listing": listing,
             "columns": ("sequence", "timestamp_ms", *listings.MESSAGES),
             "body_text": body_text,
         }
@@ -100,12 +100,12 @@ def message(request: page.PageRequest) -> page.DashboardPage:
         if not sequence.isascii() or not sequence.isdigit() or not int(sequence[:18]) > 0:
             raise errors.InvalidInput("the number of a message is required")
         before = str(int(sequence[:18]) - 1)
-        found = await request.get("/queues/{name:path}/messages", name=name, cursor=before, limit=1)
-        if not found.items or str(found.items[0].sequence) != sequence:
+        listing = await request.get("/queues/{name:path}/messages", name=name, cursor=before, limit=1)
+        if not listing.items or str(listing.items[0].sequence) != sequence:
             raise errors.NotFound(
                 f"the message {sequence} is not in the queue {name}", hint="it was received, moved or expired"
             )
-        made: rows.BrowsedMessage = found.items[0]
+        made: rows.BrowsedMessage = listing.items[0]
         times = {"Sent": made.timestamp_ms, "Expires": made.expiration_ms}
         facts: dict[str, Any] = {
             "Type": made.type,

@@ -29,8 +29,8 @@ def resources(request: page.PageRequest) -> page.DashboardPage:
         return {"totals": await request.get("/summary")}
 
     async def rows() -> page.Values:
-        found = await request.get("/resources", where=where, cursor=request.parameter("after"), limit=SHOWN)
-        return {"found": found, "columns": operations.RESOURCES.columns}
+        listing = await request.get("/resources", where=where, cursor=request.parameter("after"), limit=SHOWN)
+        return {"listing": listing, "columns": operations.RESOURCES.columns}
 
     return page.DashboardPage(
         "Resources",

@@ -191,7 +191,7 @@ def activity(request: page.PageRequest) -> page.DashboardPage:
 
     async def rows() -> page.Values:
         after = request.parameter("after")
-        return {"found": await request.get("/activity", **chosen, cursor=after, limit=RECORDS_MAX)}
+        return {"listing": await request.get("/activity", **chosen, cursor=after, limit=RECORDS_MAX)}
 
     return page.DashboardPage(
         "Activity",
@@ -207,8 +207,8 @@ def decisions(request: page.PageRequest, target: str) -> page.PageSection:
     """The latest operations of a resource."""
 
     async def load() -> page.Values:
-        found = (await request.get("/activity", target=target, limit=RECORDS_MAX)).items
-        own = [record for record in found if target in record.target.split(", ")]
+        listing = (await request.get("/activity", target=target, limit=RECORDS_MAX)).items
+        own = [record for record in listing if target in record.target.split(", ")]
         return {"records": own[:OWN_RECORDS], "actor": actor}
 
     return page.PageSection("decided", "Activity", load, ("activity",), 10.0, wide=False, template=TEMPLATE)
@@ -233,8 +233,14 @@ def find(request: page.PageRequest) -> page.DashboardPage:
     text = request.parameter("q")
 
     async def results() -> page.Values:
-        found: Any = await request.get("/find", q=text)
-        return {"things": found.items, "missing": found.missing, "text": text, "kinds": KINDS, "href": href}
+        listing: Any = await request.get("/find", q=text)
+        return {
+            "things": listing.items,
+            "missing": listing.missing,
+            "text": text,
+            "kinds": KINDS,
+            "href": href,
+        }
 
     return page.DashboardPage(
         "Search", TEMPLATE, (page.PageSection("found", f"“{text}”", results, (), 30.0),)

@@ -21,6 +21,7 @@ import msgspec
 import pytest
 
 from muster.web.auth import sessions
+from muster.web.pages import forms
 from tests.cli import driver
 from tests.web.conftest import PASSWORDS, Api, Running, wait_until
 
@@ -711,6 +712,33 @@ def test_another_site_cannot_use_the_cookie_of_a_user(lab):
         token = page.split('name="form" value="', 1)[1].split('"', 1)[0]
         made = browser.put("/api/v1/contexts/own", json=act, headers={**here, "X-CSRF-Token": token})
         assert made.status_code == 200, made.text
+
+
+FIELDS = {  # of any form
+    **dict.fromkeys(("name", "rule", "about", "key", "id", "group", "type", "operation"), "none"),
+    "covers": "rule = 'none'",
+    "for": "1h",
+    "manifest": "resources: []",
+    "number": "1",
+    "role": "viewer",
+    "password": "long enough",
+    "address": "FALSE",
+    "text": "",
+    "description": "mine",
+    "lifetime": "1h",
+}
+OWN = ("create-token",)  # a viewer may have tokens of its own
+
+
+def test_no_form_is_accepted_without_its_token_or_from_a_viewer(lab):
+    with browsing(lab, "vera") as browser:
+        token = browser.get("/").text.split('name="form" value="', 1)[1].split('"', 1)[0]
+        for act in forms.ACTS:
+            forged = browser.post(f"/do/{act}", data={**FIELDS, "form": "guess", "back": "/find"})
+            assert forged.status_code == 403, act
+            page = browser.post(f"/do/{act}", data={**FIELDS, "form": token, "back": "/find"}).text
+            (notice,) = lxml.html.fromstring(page).find_class("notice")
+            assert (act, "bad" in notice.get("class")) == (act, act not in OWN), notice.text_content()
 
 
 def test_a_huge_body_is_refused_with_and_without_its_length(lab):

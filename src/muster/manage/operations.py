@@ -68,6 +68,8 @@ JOB_RUNS = _operation(
         "output",
     ),
 )
+#: The columns of tables of the activity log.
+ACTIVITY = ("at_ms", "who", "what", "target", "outcome", "why")
 RUN_JOB = _operation("run_job", "Start a run of a job.", action="job-run", target="{name}")
 REBALANCE_PLAN = _operation(
     "rebalance_plan",

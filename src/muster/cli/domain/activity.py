@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from muster.cli import command, connection, registry_calls, tables
+from muster.manage import operations
 
 if TYPE_CHECKING:
     from muster.core import messages
-
-COLUMNS = ("at_ms", "who", "what", "target", "outcome", "why")
 
 
 @click.command(
@@ -65,7 +64,7 @@ def activity(
             rows = [_row(record) for record in records if selects(record)]
             if new is None:
                 shown_rows = [_short(row) for row in rows] if invocation.printer.for_people else rows
-                invocation.printer.rows(shown_rows, COLUMNS, empty="no activity matches")
+                invocation.printer.rows(shown_rows, operations.ACTIVITY, empty="no activity matches")
                 return
             invocation.printer.streaming("following the activity log")
             for row in rows:
@@ -98,4 +97,4 @@ def _short(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _line(row: dict[str, Any]) -> str:
-    return "  ".join((tables.utc(row["at_ms"] / 1000), *(str(row[name]) for name in COLUMNS[1:])))
+    return "  ".join((tables.utc(row["at_ms"] / 1000), *(str(row[name]) for name in operations.ACTIVITY[1:])))

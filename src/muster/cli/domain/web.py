@@ -69,19 +69,10 @@ def password(invocation: command.Invocation, name: str, role: str | None, ask: b
 def logins(invocation: command.Invocation) -> None:
     """List the logins."""
     from muster.app import identities
+    from muster.web.auth import logins as logins_
 
-    passwords = identities.open_keyring(config.load(invocation)).passwords()
-    logins_ = [passwords.get(name) for name in passwords.names()]
-    rows = [
-        {
-            "name": login.name,
-            "role": "admin" if login.administers else login.role.value,
-            "created_at": login.created_at,
-            "expires_at": login.expires_at or None,
-        }
-        for login in logins_
-    ]
-    invocation.printer.rows(rows, ("name", "role", "created_at", "expires_at"), empty="there are no logins")
+    rows = logins_.login_rows(identities.open_keyring(config.load(invocation)).passwords())
+    invocation.printer.rows(rows, logins_.LOGINS, empty="there are no logins")
 
 
 @web.command(acts=("remove-login", "{name}"), examples=[("muster web forget ann", "")])
@@ -173,11 +164,11 @@ def list_(invocation: command.Invocation, owner: str | None) -> None:
 
     from muster.app import home
     from muster.app.components import web as web_
+    from muster.web.auth import tokens
 
     store = web_.open_tokens(home.DomainFolder(config.load(invocation).domain.folder))
     rows = [msgspec.to_builtins(record.row) for record in store.list(owner)]
-    columns = ("id", "owner", "role", "scopes", "created_at", "expires_at", "description")
-    invocation.printer.rows(rows, columns, empty="there are no tokens")
+    invocation.printer.rows(rows, tokens.TOKENS, empty="there are no tokens")
 
 
 @token.command(acts=("revoke-token", "{id}"), examples=[("muster web token revoke 0f4c2a9be1d37788", "")])

@@ -26,6 +26,32 @@ from muster.web.auth import ended_logins, oidc, scopes, sessions, tokens
 REFUSED_CODES = leaky_buckets.BucketBudget(30, 10.0)  # of the provider, by address
 
 
+#: The columns of tables of logins.
+LOGINS = ("name", "role", "created_at", "expires_at")
+
+
+class LoginRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A login. Times are in seconds since 1970; ``expires_at`` None: it does not expire."""
+
+    name: str
+    role: str
+    created_at: int
+    expires_at: int | None = None
+
+
+def login_rows(store: passwords.PasswordStore) -> list[LoginRow]:
+    """Blocks: call it in a thread."""
+    return [
+        LoginRow(
+            name=login.name,
+            role="admin" if login.administers else login.role.value,
+            created_at=login.created_at,
+            expires_at=login.expires_at or None,
+        )
+        for login in map(store.get, store.names())
+    ]
+
+
 class LoginService:
     def __init__(
         self,

@@ -30,6 +30,10 @@ events = log.EventLog("web")
 _TEXT = re.compile(r"muster_([0-9a-f]{16})_([A-Za-z0-9_-]{43})\Z")
 
 
+#: The columns of tables of tokens.
+TOKENS = ("id", "description", "owner", "role", "scopes", "created_at", "expires_at")
+
+
 class TokenRow(msgspec.Struct, frozen=True, kw_only=True):
     """An API token without its secret. ``scopes`` empty: no limit. Times are in seconds since 1970."""
 

@@ -59,15 +59,6 @@ class CurrentUser(msgspec.Struct, frozen=True, kw_only=True):
     scopes: list[str] = []
 
 
-class LoginRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A login. Times are in seconds since 1970; ``expires_at`` None: it does not expire."""
-
-    name: str
-    role: str
-    created_at: int
-    expires_at: int | None = None
-
-
 class SentEvent(msgspec.Struct, frozen=True, kw_only=True):
     """The id of an event that was sent, and its sender."""
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from muster.web import actions
+from muster.web.auth import logins as logins_
 from muster.web.auth import scopes, sessions
+from muster.web.auth import tokens as tokens_
 from muster.web.components import page
 
 TEMPLATE = "access.html"
@@ -13,7 +15,7 @@ def logins(request: page.PageRequest) -> page.DashboardPage:
     actions.require_role(request.person, sessions.WebRole.ADMIN, "list logins")
 
     async def rows() -> page.Values:
-        return {"listed": await request.get("/logins")}
+        return {"listed": await request.get("/logins"), "columns": logins_.LOGINS}
 
     return page.DashboardPage(
         "Logins",
@@ -29,7 +31,7 @@ def logins(request: page.PageRequest) -> page.DashboardPage:
 
 def tokens(request: page.PageRequest) -> page.DashboardPage:
     async def rows() -> page.Values:
-        return {"listed": await request.get("/tokens")}
+        return {"listed": await request.get("/tokens"), "columns": tokens_.TOKENS}
 
     permitted = [(role.value,) * 2 for role in sessions.WebRole if request.person.role.covers(role)]
     return page.DashboardPage(

@@ -7,6 +7,7 @@ from typing import Any
 
 from muster.bus.brokers import operations as broker_operations
 from muster.core import messages
+from muster.manage import operations
 from muster.pipeline import protocol
 from muster.web.components import drawings, page, plots, templates, texts
 from muster.web.rest import find as find_
@@ -199,7 +200,7 @@ def activity(request: page.PageRequest) -> page.DashboardPage:
         (page.PageSection("rows", "Activity log", rows, ("activity",), 5.0),),
         lead="Who did what, when, and with which outcome: operations from this dashboard, the REST API, the "
         "command line and the gateways, and decisions of the managers. Records are stored for a year.",
-        values={"chosen": chosen, "actor": actor},
+        values={"chosen": chosen, "actor": actor, "columns": operations.ACTIVITY},
     )
 
 

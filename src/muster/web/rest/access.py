@@ -12,6 +12,7 @@ from pydantic import Field
 from muster.core import errors, messages
 from muster.trust.permissions import roles
 from muster.web import actions, request_state
+from muster.web.auth import logins as logins_
 from muster.web.auth import scopes, sessions, tokens
 from muster.web.data import rows
 from muster.web.rest import route
@@ -126,23 +127,9 @@ async def me(call: request_state.Call) -> rows.CurrentUser:
 
 
 @router.of("GET /logins", "List logins and their roles", key=("name",))
-async def logins(call: request_state.Call) -> list[rows.LoginRow]:
+async def logins(call: request_state.Call) -> list[logins_.LoginRow]:
     actions.require_role(call.person, sessions.WebRole.ADMIN, "list logins")
-    return await asyncio.to_thread(listed, call.web)
-
-
-def listed(web: request_state.WebState) -> list[rows.LoginRow]:
-    passwords = web.trust.passwords()
-    logins_ = [passwords.get(name) for name in passwords.names()]
-    return [
-        rows.LoginRow(
-            name=login.name,
-            role="admin" if login.administers else login.role.value,
-            created_at=login.created_at,
-            expires_at=login.expires_at or None,
-        )
-        for login in logins_
-    ]
+    return await asyncio.to_thread(logins_.login_rows, call.web.trust.passwords())
 
 
 @router.of("PUT /logins/{name}", "Create or change a login")

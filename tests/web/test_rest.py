@@ -736,8 +736,9 @@ def test_no_form_is_accepted_without_its_token_or_from_a_viewer(lab):
         for act in forms.ACTS:
             forged = browser.post(f"/do/{act}", data={**FIELDS, "form": "guess", "back": "/find"})
             assert forged.status_code == 403, act
-            page = browser.post(f"/do/{act}", data={**FIELDS, "form": token, "back": "/find"}).text
-            (notice,) = lxml.html.fromstring(page).find_class("notice")
+            answer = browser.post(f"/do/{act}", data={**FIELDS, "form": token, "back": "/find"})
+            page: Any = lxml.html.fromstring(answer.text)
+            (notice,) = page.find_class("notice")
             assert (act, "bad" in notice.get("class")) == (act, act not in OWN), notice.text_content()
 
 

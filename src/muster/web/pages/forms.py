@@ -14,7 +14,8 @@ import pydantic
 from muster.core import errors, messages, units
 from muster.core.formats import complete
 from muster.notify import documents
-from muster.web import request_state
+from muster.web import actions, request_state
+from muster.web.auth import sessions
 from muster.web.components import texts
 from muster.web.rest import access, alerts, base, contexts, notifications, queues, resources
 
@@ -90,7 +91,8 @@ def _time_ms(text: str) -> int:
 
 
 async def _acknowledge_all(call: request_state.RestCall, fields: Given) -> str:
-    """Every alert of a rule that nobody has acknowledged."""
+    """Every alert of a rule that is not acknowledged yet."""
+    actions.require_role(call.person, sessions.WebRole.OPERATOR, "acknowledge alerts")
     open_ = (messages.AlertState.FIRING, messages.AlertState.SILENCED)
     rule = fields["rule"]
     listed = [alert for alert in await call.source.alerts() if alert.rule == rule and alert.state in open_]

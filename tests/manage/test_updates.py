@@ -187,6 +187,20 @@ def test_an_update_that_is_blocked_ends_at_its_progress_deadline():
     assert {step.state for step in steps.values()} == {rollout.PENDING}
 
 
+def test_the_log_of_a_step_that_failed_begins_with_the_step():
+    update = rollout.Rollout(id="u", by="ann", plan=rows.RolloutPlan(operation="update"), revision=1)
+    fleet = RandomFleet(1)
+    fleet.broken = {2}
+    update.steps = dict(list(fleet.steps(2).items())[:1])
+    (name,) = update.steps
+    engine = rollout.RolloutEngine(update, 0.0)
+    assert engine.tick(10.0, fleet) == [name]
+    assert engine.age_s(name, 15.0) == 5.0
+    assert rollout.RolloutEngine(update, 12.0).age_s(name, 15.0) is None, "another registry does not know it"
+    engine.fail(name, "it is broken")
+    assert engine.age_s(name, 17.0) == 7.0
+
+
 # With the real registry, manager and agent
 
 UPDATE = {"max_parallel": 1, "min_healthy_time_s": 4.0, "healthy_deadline_s": 30.0}
@@ -309,7 +323,7 @@ def test_an_update_continues_after_the_loss_of_its_registry_and_manager(run):
 def test_a_revert_continues_after_the_loss_of_its_registry(run, monkeypatch):
     log_end = operations.log_end
 
-    async def cut_off(*_: Any) -> None:
+    async def cut_off(*_: Any, **__: Any) -> None:
         await asyncio.sleep(3600)
 
     async def scenario(world: RegistryWorld) -> None:

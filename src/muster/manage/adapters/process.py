@@ -368,6 +368,7 @@ class ProcessAdapter(base.Adapter):
         limits = config.cgroup.files()
         group = cgroups.create(_group_name(token), limits) if limits else None
         options = _options(config, account, group)
+        self._output.look(_now_ms())  # where the output of this run begins
         descriptor = self._output.open()
         try:
             return shim.spawn(

@@ -70,14 +70,21 @@ async def submit_operation(
 
 
 async def log_end(
-    registry: endpoint.RegistryEndpoint, resource: str, id: str, lines: int, bytes_max: int
+    registry: endpoint.RegistryEndpoint,
+    resource: str,
+    id: str,
+    lines: int,
+    bytes_max: int,
+    *,
+    since_s: float | None = None,
 ) -> str | None:
-    """The last lines of the log of a resource, None if they cannot be read soon."""
+    """The last lines of the log of a resource, or of what was written within ``since_s``; None if they cannot
+    be read soon."""
     order = protocol.OperationOrder(
         id=id,
         resource=resource,
         operation=protocol.LOG_PAGE,
-        arguments={"lines": lines, "bytes_max": bytes_max},
+        arguments={"lines": lines, "bytes_max": bytes_max, "since_s": since_s},
         timeout_s=LOG_S,
     )
     try:

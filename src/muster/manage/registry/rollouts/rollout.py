@@ -249,6 +249,7 @@ class RolloutEngine:
         # Of an operation: those whose result is not known yet
         self.operating: set[str] = set() if rollout.is_update else set(rollout.named(RUNNING))
         self._began_at = dict.fromkeys(rollout.named(RUNNING), now)
+        self._continued = set(self._began_at)  # they began with a former registry
         self._healthy_since: dict[str, tuple[float, tuple[Any, ...]]] = {}
         self._progress_at = now
         self._not_before = now  # after the pause between two batches
@@ -281,6 +282,11 @@ class RolloutEngine:
         rollout = self.rollout
         is_ending = rollout.state == PAUSED and rollout.number(RUNNING)
         return rollout.state not in (RUNNING, STOPPING) and not is_ending
+
+    def age_s(self, name: str, now: float) -> float | None:
+        """How long ago a step began that runs or has failed; None: unknown."""
+        began_at = self._began_at.get(name)
+        return None if began_at is None or name in self._continued else now - began_at
 
     def operated(self, name: str, answer: protocol.OperationResult, now: float) -> None:
         """The operation of a step has ended."""
@@ -323,8 +329,9 @@ class RolloutEngine:
     def _move(self, name: str, state: str, reason: str = "") -> None:
         self.rollout.move(name, state, reason)
         self.changed.add(name)
-        if state != RUNNING:
+        if state not in (RUNNING, FAILED):
             self._began_at.pop(name, None)
+        if state != RUNNING:
             self._healthy_since.pop(name, None)
 
     def _policy(self, name: str) -> protocol.UpdatePolicy:

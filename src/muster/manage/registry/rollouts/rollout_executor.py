@@ -427,7 +427,7 @@ class RolloutExecutor:
         for name in running.named(rollout.FAILED)[:LOGS_MAX]:
             id = f"{rollout.order_id(running.id, name)}-log"
             running.steps[name].result = await operations.log_end(
-                self._registry, name, id, LOG_LINES, LOG_BYTES
+                self._registry, name, id, LOG_LINES, LOG_BYTES, since_s=engine.age_s(name, _now())
             )
             engine.changed.add(name)
         async with self._registry.writing() as state:

@@ -89,7 +89,6 @@ UNSUPERVISED = {
     "bus/locator/server.py: Locator._fresh": "awaited by all callers",
     "bus/memory/streams.py: _Reading._change": "awaited in place",
     "bus/rpc/single_flight.py: SingleFlight.once": "awaited by all callers",
-    "bus/streams/publisher.py: StreamPublisher.store_soon": "returned to the caller",
     "cli/monitoring/simulate.py: _play": "awaited in place",
     "client/front.py: AsyncMuster._spawn": "a failure ends run() and is raised there",
     "client/front.py: AsyncMuster._decorator": "awaited by run()",

@@ -10,6 +10,7 @@ Reading ``/proc/self`` takes about 100 µs; without it, files and processes are 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -148,4 +149,5 @@ def _command(pid: int) -> str:
 
 def _end(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    with contextlib.suppress(ChildProcessError):  # a child watcher of an event loop was first
+        os.waitpid(pid, 0)

@@ -172,6 +172,7 @@ async def run(task: WorkerConfig, stop: asyncio.Event, ready: Callable[[], None]
                     guard=deadlines.WatchdogProcess(pathlib.Path(task.folder)),
                     sample=measurements(),
                     sensor=task.sensor,
+                    on_join=ready,
                 )
             case "information-node":
                 direct = direct_bus.DirectBus(bus, bus.identity, lambda _: "")
@@ -191,7 +192,8 @@ async def run(task: WorkerConfig, stop: asyncio.Event, ready: Callable[[], None]
                 raise errors.InvalidInput(f"no process of kind {task.kind!r}")
         await stack.enter_async_context(member)
         conditions[task.kind] = report
-        ready()
+        if task.kind != "agent":  # which is ready when it has joined
+            ready()
         await stop.wait()
 
 

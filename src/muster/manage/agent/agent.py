@@ -87,10 +87,12 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
         sensor: str = "",
         elapsed_s: Callable[[], float] = watchdog.elapsed_s,
         sample: Callable[[], Mapping[str, float]] | None = None,
+        on_join: Callable[[], None] = lambda: None,
     ) -> None:
         """``keep_peer`` is called with the address of a manager that accepts direct connections. Without a
         ``guard``, none of its resources may move. ``sensor``: the identity of the sensor of its machine.
-        ``sample``: measures the machine, and may block."""
+        ``sample``: measures the machine, and may block. ``on_join`` is called once, when a registry has
+        accepted what this agent is and hosts."""
         super().__init__(name or bus.identity, folder, adapters)
         self.broker_access = broker_access
         self._bus = bus
@@ -99,6 +101,8 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
         self._beat_s = beat_s
         self._machine = machine
         self._sample = sample
+        self._on_join = on_join
+        self._has_joined = False
         self._sensor = sensor
         self._keep_peer = keep_peer
         self._clock = clock
@@ -186,6 +190,9 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
             await self._adopt_stop_times(result.stop_after_s, names)
             after = until
         await self._renewed(sent_at)
+        if not self._has_joined:
+            self._has_joined = True
+            self._on_join()
 
     async def _send_hello(
         self, hosted: tuple[protocol.ReportedResource, ...] | None = None, after: str = "", until: str = ""

@@ -186,7 +186,7 @@ class EventHistory:
             steps=in_order(steps),
         )
 
-    async def loop(self, person: sessions.LoginSession, rule: str, about: str) -> LoopTrace:
+    async def trace_loop(self, person: sessions.LoginSession, rule: str, about: str) -> LoopTrace:
         log = await self.alert_log()
         changes = _changes_of(log, rule, about)
         if not changes:

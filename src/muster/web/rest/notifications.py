@@ -122,7 +122,7 @@ async def loop(
     about: Annotated[str, Query(min_length=1, max_length=300)],
 ) -> event_log.LoopTrace:
     actions.require_role(call.person, sessions.WebRole.OPERATOR, "read events")
-    return await call.source.events.loop(call.person, rule, about)
+    return await call.source.events.trace_loop(call.person, rule, about)
 
 
 @router.of("POST /notify/events", "Send an event", status=202)

@@ -91,7 +91,7 @@ docs: setup ## the documentation site, in site/ (links are checked); make docs S
 
 check: setup $(VENV)/.spark ## lint, types and architecture
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
-	@$(BIN)/mypy --num-workers 2
+	@$(BIN)/mypy --num-workers 2 || $(BIN)/mypy # its workers do not always start on a busy machine
 	@PYTHONPATH=src $(BIN)/lint-imports --no-cache
 
 format: setup ## put the code into one form

@@ -96,8 +96,7 @@ def test_each_promise_of_the_readme_names_the_tests_that_show_it():
 #: They implement `api.Bus.request`, or send requests to topics of users.
 RAW_REQUESTS = {
     "muster/bus": "the mechanism itself, and requests to the brokers",
-    "muster/cli/messages/pubsub.py": "`muster request TOPIC`",
-    "muster/client/front.py": "`m.request(topic)`",
+    "muster/client/messages.py": "`m.request(topic)` and `muster request TOPIC`",
     "muster/demo/tour.py": "shows requests to a topic",
 }
 

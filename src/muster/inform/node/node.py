@@ -27,13 +27,11 @@ from muster.core import errors, lifecycle, subjects
 from muster.core.telemetry import log as log_
 from muster.inform import protocol
 from muster.inform import settings as settings_
-from muster.inform.mounts import base as mount_base
-from muster.inform.mounts import registry
+from muster.inform.mounts import base, registry
 from muster.inform.node import access, change_events, maintenance, primary, reads, search, writes
 from muster.inform.node.log import context_log, executed, follower, freshness, view_writer
 from muster.inform.node.log import view as log_view
-from muster.inform.node.replicas import demand, peers, records, replica_table
-from muster.inform.node.replicas import links as node_links
+from muster.inform.node.replicas import demand, links, peers, records, replica_table
 from muster.supervision import os_process, tasks
 
 IN_FLIGHT_MAX = 4_096
@@ -112,7 +110,7 @@ class InformationNode(lifecycle.ClosingContext):
         settings: settings_.InformSettings,
         log: context_log.ContextLog,
         view: log_view.ReplicaView,
-        mounts: Mapping[str, mount_base.MountedRegistry],
+        mounts: Mapping[str, base.MountedRegistry],
         *,
         now_ns: Callable[[], int],
         uptime_s: Callable[[], float],
@@ -145,7 +143,7 @@ class InformationNode(lifecycle.ClosingContext):
         self.access = access.ContextAccess(settings, role_of, log, self.replicas.stored)
         self.changes = change_events.ChangeEvents()
         self.demand = demand.DemandCounts()
-        self.links = node_links.NodeLinks(bus, settings.timeout_s)
+        self.links = links.NodeLinks(bus, settings.timeout_s)
         self.primary = primary.PrimaryWriter(
             name, settings, log, self.records, self.executed, self.freshness, self.access, now_ns
         )

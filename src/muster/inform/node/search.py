@@ -30,17 +30,17 @@ import msgspec
 from muster.bus import api
 from muster.bus.rpc import admission
 from muster.core import errors
-from muster.core.telemetry import log as log_
+from muster.core.telemetry import log
 from muster.inform import protocol, search_plan
 from muster.inform import settings as settings_
-from muster.inform.mounts import base as mount_base
+from muster.inform.mounts import base
 from muster.inform.node import access as access_control
 from muster.inform.node import reads
 from muster.inform.node.log import freshness as log_freshness
 from muster.inform.node.replicas import peers, replica_table, sorted_keys
 from muster.inform.node.replicas import records as replica_records
 
-events = log_.EventLog("inform")
+events = log.EventLog("inform")
 
 SLICE_S = 0.00015
 SLICE_KEYS = 64  # between two checks of the clock
@@ -76,7 +76,7 @@ class ContextSearch:
     freshness: log_freshness.LogFreshness
     access: access_control.ContextAccess
     directory: peers.NodeDirectory
-    mounts: Mapping[str, mount_base.MountedRegistry]
+    mounts: Mapping[str, base.MountedRegistry]
     reader: reads.ContextReader
 
     def __post_init__(self) -> None:

@@ -75,8 +75,9 @@ def kill(marks: set[bytes]) -> int:
 
 
 def _processes_of(marks: set[bytes], sessions: set[int]) -> set[int]:
-    """Processes with one of the marks; and those without any (`env -i` and `sudo` clear the environment, some
-    servers overwrite it) that belong to their sessions, or were started by them. Adds to ``sessions``."""
+    """Processes with one of the marks; and those without any (``env -i`` and ``sudo`` clear the environment,
+    some servers overwrite it) that belong to their sessions, or were started by them. Adds to ``sessions``.
+    """
     found: set[int] = set()
     others: dict[int, tuple[int, int]] = {}  # by process without a mark: its parent and its session
     for folder in pathlib.Path("/proc").glob("[0-9]*"):

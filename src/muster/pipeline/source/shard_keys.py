@@ -20,8 +20,7 @@ from muster.bus import api
 from muster.core import errors
 from muster.core.reports import columns
 from muster.pipeline import protocol
-from muster.pipeline.fleet import blocks, removal, shards
-from muster.pipeline.fleet import state as fleet_state
+from muster.pipeline.fleet import blocks, removal, shards, state
 from muster.pipeline.source import piece_files, spark_internals
 
 SCHEMA = pa.schema(
@@ -75,7 +74,7 @@ def with_shard_key(
     for message in messages:
         stored_ms = message.stored_at_ns // 1_000_000
         clock_ms = max(clock_ms, stored_ms)
-        if activity and stored_ms - activity[-1][1] <= fleet_state.OUTAGE_MS:
+        if activity and stored_ms - activity[-1][1] <= state.OUTAGE_MS:
             activity[-1][1] = clock_ms
         else:
             activity.append([stored_ms, stored_ms])

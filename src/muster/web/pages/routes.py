@@ -22,8 +22,18 @@ from muster.core.telemetry import log
 from muster.web import actions, problems, request_state
 from muster.web.auth import oidc, sessions
 from muster.web.components import layout, page, templates
-from muster.web.pages import access, alerts, contexts, fleet, forms, history, notification, queues, resources
-from muster.web.pages import system as system_
+from muster.web.pages import (
+    access,
+    alerts,
+    contexts,
+    fleet,
+    forms,
+    history,
+    notification,
+    queues,
+    resources,
+    system,
+)
 from muster.web.rest import event_stream
 
 router = APIRouter()
@@ -31,7 +41,7 @@ log_events = log.EventLog("web")
 
 PAGES: dict[str, page.Build] = {
     "/": fleet.overview,
-    "/find": system_.find,
+    "/find": system.find,
     "/map": fleet.machine_map,
     "/machines": fleet.machines,
     "/zone": fleet.zone,
@@ -54,11 +64,11 @@ PAGES: dict[str, page.Build] = {
     "/queues": queues.queues,
     "/queue": queues.queue,
     "/message": queues.message,
-    "/topology": system_.topology,
-    "/brokers": system_.brokers,
-    "/pipeline": system_.pipeline,
-    "/report-delay": system_.report_delay,
-    "/activity": system_.activity,
+    "/topology": system.topology,
+    "/brokers": system.brokers,
+    "/pipeline": system.pipeline,
+    "/report-delay": system.report_delay,
+    "/activity": system.activity,
     "/logins": access.logins,
     "/tokens": access.tokens,
 }

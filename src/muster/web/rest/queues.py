@@ -9,7 +9,7 @@ from pydantic import Field
 
 from muster.core import errors
 from muster.message import destinations, listings, messages, protocol
-from muster.message.client import api as client
+from muster.message.client import api
 from muster.web import request_state
 from muster.web.data import dispatcher_calls, rows
 from muster.web.rest import base, route
@@ -66,7 +66,7 @@ class MessageBody(StrictBody):
 async def send(call: request_state.Call, name: Queue, body: MessageBody) -> rows.QueueSent:
     async def act(bus: Any) -> rows.QueueSent:
         made = messages.TextMessage(body.text, properties=body.properties)
-        async with client.Connection(bus) as connection:
+        async with api.Connection(bus) as connection:
             to = destinations.queue(name)
             await connection.session().producer(to, priority=body.priority).send(made)
         return rows.QueueSent(queue=name, id=str(made.message_id))

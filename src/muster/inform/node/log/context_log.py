@@ -26,12 +26,12 @@ import msgspec
 from muster.bus import api
 from muster.bus.log import pages
 from muster.core import errors, quotas
-from muster.core.telemetry import log as log_
+from muster.core.telemetry import log
 from muster.inform import protocol
 from muster.inform.node.log import page_order
 from muster.supervision import tasks
 
-events = log_.EventLog("inform")
+events = log.EventLog("inform")
 
 MAX_BYTES = 1 << 30
 WAITING_BYTES_MAX = 64 << 20

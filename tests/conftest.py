@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -43,16 +43,6 @@ def pytest_report_header() -> str:
         line = "not root: tests that fill a small disk are skipped"
     missing = [f"{part.name} is missing: {part.command}" for part in debian.PARTS if not part.is_here]
     return "; ".join([line, *missing])
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Workers report in UTF-8: a log line with half of a surrogate pair would end the whole run."""
-    report = yield
-    report.sections = [
-        (name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections
-    ]
-    return report
 
 
 @pytest.fixture

@@ -205,6 +205,19 @@ async def test_fails(broker, start_process):
     assert "| the last words" in output
 
 
+def test_a_report_is_text_that_utf8_can_encode(pytester: pytest.Pytester):
+    pytester.makeconftest(
+        "def pytest_runtest_logreport(report):\n"
+        "    for _, text in report.sections:\n"
+        "        text.encode()\n"
+        "        print('reported', text)"
+    )
+    suite = "import logging\ndef test_logs(): logging.getLogger().warning('file \\udcff')"
+    outcomes = run(pytester, suite)
+    assert outcomes["test_logs"] == "passed"
+    assert r"file \udcff" in outcomes["output"]
+
+
 def test_the_entry_point_has_the_name_under_which_we_load_it_ourselves():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["entry-points"]["pytest11"] == {plugin.__name__: plugin.__name__}

@@ -139,6 +139,10 @@ def pytest_runtest_makereport(
     report = yield
     if report.failed:
         failure_logs.show(item, report)
+    # xdist sends reports as UTF-8: a surrogate in what a test logged would end its worker.
+    report.sections = [
+        (title, text.encode(errors="backslashreplace").decode()) for title, text in report.sections
+    ]
     if strict(item.config) and report.skipped and isinstance(report.longrepr, tuple):
         reason = report.longrepr[2].removeprefix("Skipped").strip(": ")
         if reason in ("", "unconditional skip"):

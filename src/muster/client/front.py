@@ -117,7 +117,9 @@ class AsyncMuster:
         self._serving: set[asyncio.Task[None]] = set()
         self._middlewares: list[services.Middleware] = []
         self._adapters: dict[str, type[base.Adapter]] = {}
+        self._adapting = asyncio.Lock()
         self._agent: agent_.Agent | None = None
+        self._agent_bus: api.Bus | None = None
         self._stopped = asyncio.Event()
         self._failure: BaseException | None = None
         self.contexts = contexts.AsyncContexts(bus)
@@ -386,25 +388,31 @@ class AsyncMuster:
         """As `adapter`, without a decorator."""
         if not issubclass(adapter, base.Adapter):
             raise errors.InvalidInput(f"{adapter.__name__} is not a subclass of muster.Adapter")
-        adapter.type_name = type_name
-        if not hasattr(adapter, "config_type"):
-            adapter.config_type = dict  # type: ignore[assignment]  # any configuration
-        plugins.register(type_name, adapter)
-        self._stack.callback(plugins.unregister, type_name)
-        self._adapters[type_name] = adapter
-        if self._agent is not None:
-            await self._agent.stop()
-        else:
-            self._stack.push_async_callback(self._stop_agent)
-        bus = self.bus if agent in (None, self.identity) else await self._connect_agent(str(agent))
-        self._agent = agent_.Agent(
-            bus,
-            zone=zone,
-            adapters=self._adapters.__getitem__,
-            types=tuple(self._adapters),
-            clock=lambda: time.time(),  # looked up at each call: a test may replace it
-        )
-        await self._agent.start()
+        name = agent or self.identity
+        async with self._adapting:  # one agent has all adapters
+            if self._agent_bus is None:
+                self._agent_bus = self.bus if name == self.identity else await self._connect_agent(name)
+                self._stack.push_async_callback(self._stop_agent)
+            elif self._agent_bus.identity != name:
+                raise errors.InvalidInput(
+                    f"this program is the agent {self._agent_bus.identity!r}, and cannot be {name!r} as well",
+                    hint="give all adapters of a program the same `agent`",
+                )
+            adapter.type_name = type_name
+            if not hasattr(adapter, "config_type"):
+                adapter.config_type = dict  # type: ignore[assignment]  # any configuration
+            plugins.register(type_name, adapter)
+            self._stack.callback(plugins.unregister, type_name)
+            self._adapters[type_name] = adapter
+            await self._stop_agent()
+            self._agent = agent_.Agent(
+                self._agent_bus,
+                zone=zone,
+                adapters=self._adapters.__getitem__,
+                types=tuple(self._adapters),
+                clock=lambda: time.time(),  # looked up at each call: a test may replace it
+            )
+            await self._agent.start()
 
     async def run(self) -> None:
         """Wait until SIGINT, SIGTERM or `stop`; raises if a handler could not be started or has exited."""

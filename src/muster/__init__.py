@@ -28,10 +28,12 @@ if TYPE_CHECKING:
     from muster.core import errors
     from muster.core.errors import MusterError
     from muster.manage.adapters.base import Adapter
+    from muster.message.client.api import AcknowledgeMode
     from muster.message.messages import JmsMessage as QueueMessage
     from muster.message.retries import Retry
 
 __all__ = [
+    "AcknowledgeMode",
     "Adapter",
     "AsyncMuster",
     "HandlerCall",
@@ -52,6 +54,7 @@ __version__ = "0.1.0"
 
 # Imported when they are first used: `import muster` alone must stay quick.
 _PLACES = {
+    "AcknowledgeMode": "muster.message.client.api:AcknowledgeMode",
     "Adapter": "muster.manage.adapters.base:Adapter",
     "AsyncMuster": "muster.client.front:AsyncMuster",
     "HandlerCall": "muster.client.services:HandlerCall",

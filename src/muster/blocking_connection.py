@@ -14,6 +14,7 @@ make its methods from the asynchronous ones, with the same parameters, types and
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import contextlib
 import functools
@@ -203,6 +204,19 @@ class BlockingTwin(Generic[A]):
         return repr(self._async)
 
 
+class ClosingTwin(BlockingTwin[A], abc.ABC):
+    """``with`` closes it."""
+
+    @abc.abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 class BlockingMessage(BlockingTwin[api.Message]):
     """See `api.Message`."""
 
@@ -217,7 +231,7 @@ class BlockingMessage(BlockingTwin[api.Message]):
         self.trace = message.trace
 
 
-class BlockingSubscription(BlockingTwin[api.Subscription]):
+class BlockingSubscription(ClosingTwin[api.Subscription]):
     """Iterate over it until it is closed, or read the `next` message with a timeout."""
 
     next = sync_twin(api.Subscription.next, BlockingMessage)
@@ -233,12 +247,6 @@ class BlockingSubscription(BlockingTwin[api.Subscription]):
 
     def __iter__(self) -> Iterator[BlockingMessage]:
         return self.messages()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class BlockingStream(BlockingTwin[api.Stream]):
@@ -266,7 +274,7 @@ class BlockingKeyValue(BlockingTwin[api.KeyValue]):
     keys = sync(api.KeyValue.keys)
 
 
-class BlockingBus(BlockingTwin[api.Bus]):
+class BlockingBus(ClosingTwin[api.Bus]):
     """See `api.Bus`; made by `connect`."""
 
     publish = sync(api.Bus.publish)
@@ -301,12 +309,6 @@ class BlockingBus(BlockingTwin[api.Bus]):
         if self.state is not api.ConnectionState.CLOSED:
             self._loop.wait(self._async.close())
         self._loop.stop()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def connect(servers: str | Iterable[str] | None = None, **options: Any) -> BlockingBus:

@@ -35,6 +35,7 @@ PUBLIC = [
     *(monitor.AsyncAlerts, monitor.AsyncReports, notifications.AsyncNotify, notifications.AsyncReceiver),
     *(queues.AsyncQueue, synchronous.Contexts, synchronous.Queue, synchronous.Notify, synchronous.Receiver),
     *(synchronous.Fleet, synchronous.Alerts, synchronous.Reports, synchronous.History),
+    *(synchronous.JmsConnection, synchronous.JmsSession, synchronous.JmsProducer, synchronous.JmsConsumer),
     *(synchronous.TopicSubscription, api.Connection, api.Session, producers.Producer, consumers.Consumer),
     memory_domain.TestedDomain,
 ]
@@ -182,6 +183,26 @@ async def test_a_machine_is_described_under_one_name(domain: memory_domain.Teste
     assert missing.value.hint == "agents: local"
 
 
+class Lamp(memory_domain.MemoryResource):
+    """A resource of a program."""
+
+
+class Door(memory_domain.MemoryResource):
+    """Another one."""
+
+
+async def test_adapters_of_a_program_belong_to_one_agent(domain: memory_domain.TestedDomain):
+    domain.adapter("lamp", agent="house")(Lamp)
+    domain.adapter("door", agent="house")(Door)  # while the first one starts
+    await domain.publish("any", "")  # the decorated classes have started
+    things: dict[str, Any] = {"agent": "house", "config": {}}
+    manifest = {"resources": [{"name": name, "type": name, **things} for name in ("lamp", "door")]}
+    await domain.fleet.apply(manifest, wait_s=30)
+    assert [row.types for row in await domain.fleet.agents() if row.name == "house"] == [["lamp", "door"]]
+    with pytest.raises(errors.InvalidInput, match="'house', and cannot be 'garden'"):
+        await domain.serve_adapter(Lamp, "garden-lamp", agent="garden")
+
+
 # Events
 
 
@@ -225,6 +246,23 @@ async def test_jms_is_reached_from_the_domain(domain: memory_domain.TestedDomain
         assert isinstance(message, jms_messages.TextMessage)
         assert message.body() == "goal"
         await session.commit()
+
+
+def test_jms_without_an_event_loop(blocking_domain: memory_domain.BlockingTestedDomain):
+    with blocking_domain.jms("shop") as connection:
+        with connection.session(muster.AcknowledgeMode.CLIENT) as session:
+            queue = session.queue("orders")
+            session.producer(queue).send("chair", priority=7)
+            assert [message.body() for message in session.browse(queue)] == ["chair"]
+            with session.consumer(queue, "JMSPriority > 6") as consumer:
+                assert consumer.receive_body(str, WAIT_S) == "chair"
+                session.recover()
+                again = next(iter(consumer))
+                assert (again.body(), again.redelivered) == ("chair", True)
+                session.acknowledge()
+        assert blocking_domain.queue("orders").depth() == 0
+    with pytest.raises(errors.MusterError, match="closed"):
+        connection.session().producer()
 
 
 # How they look

@@ -17,7 +17,9 @@ from muster.client import contexts, fleet, front, history, messages, monitor, no
 from muster.core import errors
 from muster.inform import protocol
 from muster.manage import rows
+from muster.message import destinations
 from muster.message import messages as jms
+from muster.message.client import api, consumers, producers
 from muster.notify import client
 
 COMPLETIONS_MAX = 1_000
@@ -195,7 +197,7 @@ class History(blocking.BlockingTwin[history.AsyncHistory]):
 
 
 @blocking.documented_as(messages.AsyncSubscription)
-class TopicSubscription(blocking.BlockingTwin[messages.AsyncSubscription]):
+class TopicSubscription(blocking.ClosingTwin[messages.AsyncSubscription]):
     next = blocking.sync(messages.AsyncSubscription.next)
     close = blocking.sync(messages.AsyncSubscription.close)
 
@@ -207,15 +209,63 @@ class TopicSubscription(blocking.BlockingTwin[messages.AsyncSubscription]):
     def __iter__(self) -> Iterator[messages.PublishedMessage]:
         return self._loop.iterate(aiter(self._async))
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+@blocking.documented_as(consumers.Consumer)
+class JmsConsumer(blocking.ClosingTwin[consumers.Consumer]):
+    receive = blocking.sync(consumers.Consumer.receive)
+    receive_nowait = blocking.sync(consumers.Consumer.receive_nowait)
+    receive_body = blocking.sync(consumers.Consumer.receive_body)
+    close = blocking.sync(consumers.Consumer.close)
+
+    def __iter__(self) -> Iterator[jms.JmsMessage]:
+        return self._loop.iterate(aiter(self._async))
+
+
+@blocking.documented_as(producers.Producer)
+class JmsProducer(blocking.BlockingTwin[producers.Producer]):
+    send = blocking.sync(producers.Producer.send)  # type: ignore[arg-type]  # mypy: its options
+
+
+@blocking.documented_as(api.Session)
+class JmsSession(blocking.ClosingTwin[api.Session]):
+    consumer = blocking.sync_twin(api.Session.consumer, JmsConsumer)
+    shared_consumer = blocking.sync_twin(api.Session.shared_consumer, JmsConsumer)
+    durable_consumer = blocking.sync_twin(api.Session.durable_consumer, JmsConsumer)
+    shared_durable_consumer = blocking.sync_twin(api.Session.shared_durable_consumer, JmsConsumer)
+    unsubscribe = blocking.sync(api.Session.unsubscribe)
+    browse = blocking.sync_iterator(api.Session.browse)
+    temporary_queue = blocking.sync(api.Session.temporary_queue)
+    temporary_topic = blocking.sync(api.Session.temporary_topic)
+    delete_temporary = blocking.sync(api.Session.delete_temporary)
+    acknowledge = blocking.sync(api.Session.acknowledge)
+    commit = blocking.sync(api.Session.commit)
+    rollback = blocking.sync(api.Session.rollback)
+    recover = blocking.sync(api.Session.recover)
+    close = blocking.sync(api.Session.close)
+
+    def queue(self, name: str) -> destinations.Destination:
+        return destinations.queue(name)
+
+    def topic(self, name: str) -> destinations.Destination:
+        return destinations.topic(name)
+
+    def producer(self, destination: destinations.Destination | None = None, **options: Any) -> JmsProducer:
+        return JmsProducer(self._async.producer(destination, **options), self._loop)
+
+
+@blocking.documented_as(api.Connection)
+class JmsConnection(blocking.ClosingTwin[api.Connection]):
+    close = blocking.sync(api.Connection.close)
+
+    def session(self, mode: api.AcknowledgeMode = api.AcknowledgeMode.AUTO) -> JmsSession:
+        async def begin() -> api.Session:
+            return self._async.session(mode)
+
+        return JmsSession(self._loop.wait(begin()), self._loop)
 
 
 @blocking.documented_as(front.AsyncMuster)
-class Muster(blocking.BlockingTwin[front.AsyncMuster]):
+class Muster(blocking.ClosingTwin[front.AsyncMuster]):
     publish = blocking.sync(front.AsyncMuster.publish)
     request = blocking.sync(front.AsyncMuster.request)
     reply = blocking.sync(front.AsyncMuster.reply)
@@ -248,6 +298,12 @@ class Muster(blocking.BlockingTwin[front.AsyncMuster]):
     def queue(self, name: str) -> Queue:
         return Queue(self._async.queue(name), self._loop)
 
+    def jms(self, client_id: str | None = None) -> JmsConnection:
+        async def connect() -> api.Connection:
+            return await self._async.jms(client_id).__aenter__()
+
+        return JmsConnection(self._loop.wait(connect()), self._loop)
+
     def middleware(self, around: front.M) -> front.M:
         return self._async.middleware(around)  # it runs in the event loop, and may not block
 
@@ -273,12 +329,6 @@ class Muster(blocking.BlockingTwin[front.AsyncMuster]):
         if not self._loop.is_stopped:
             self._loop.wait(self._async.close())
             self._loop.stop()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def open(

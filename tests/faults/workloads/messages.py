@@ -71,7 +71,7 @@ class MessageWorkload(workload.Workload):
                 actor, "received", key=queue, source=queue, id=id, redelivered=message.redelivered
             )
             operation = self.history.begin(actor, "acknowledge", source=queue, ids=[id])
-            await self.operate(operation, session._acknowledge(), unknown=errors.Unavailable)
+            await self.operate(operation, session.acknowledge(), unknown=errors.Unavailable)
 
     async def finish(self) -> None:
         """Receive what is left."""

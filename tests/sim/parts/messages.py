@@ -220,7 +220,7 @@ class MessagePart:
             if session.transacted:
                 await (session.rollback() if rejects else session.commit())
             else:
-                await (session.recover() if rejects else session._acknowledge())
+                await (session.recover() if rejects else session.acknowledge())
         except errors.Unavailable as error:
             self._history.end(operation, "unknown", error)
         except errors.MusterError as error:

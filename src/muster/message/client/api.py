@@ -33,6 +33,8 @@ BROWSE_PAGE = 1000  # messages requested at one time
 
 
 class AcknowledgeMode(enum.Enum):
+    """When a session acknowledges the messages that it has received."""
+
     AUTO = "auto"  # when the application receives the message
     DUPS_OK = "dups-ok"  # like AUTO, in batches
     CLIENT = "client"  # on request, for all messages received so far
@@ -279,7 +281,7 @@ class Session(lifecycle.ClosingContext):
                         self.flush_lazy()
             case AcknowledgeMode.CLIENT:
                 self.unacknowledged[received.place] = received
-                received.message._acknowledge = self._acknowledge
+                received.message._acknowledge = self.acknowledge
             case AcknowledgeMode.TRANSACTED:
                 self.unacknowledged[received.place] = received
 
@@ -313,7 +315,8 @@ class Session(lifecycle.ClosingContext):
             lazy, self._lazy, self._lazy_count = self._lazy, {}, 0
             self.connection.submit([], lazy)
 
-    async def _acknowledge(self) -> None:
+    async def acknowledge(self) -> None:
+        """In CLIENT mode: acknowledge all messages that the session has received."""
         self.check_open()
         await self._end(self._acknowledge_all)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import muster
 from tests.cli import driver
 
-NUMBER = "0.2.0"
+NUMBER = "0.3.0"
 FIELD = "added_in_the_next_version"
 #: File, text, replacement.
 CHANGES = (

@@ -50,7 +50,7 @@ __all__ = [
     "open",
     "open_async",
 ]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Imported when they are first used: `import muster` alone must stay quick.
 _PLACES = {

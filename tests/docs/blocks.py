@@ -117,15 +117,17 @@ def matches(shown: list[str], printed: list[str], *, measured: bool = False) -> 
 
 
 class Reader:
-    """Tries the blocks of one text. ``broker_url`` is where Python blocks find a broker."""
+    """Tries the blocks of one text. ``broker_url`` is where Python blocks find a broker; ``python``: that of
+    the environment in which Muster is installed."""
 
-    def __init__(self, folder: Path, broker_url: str = "") -> None:
+    def __init__(self, folder: Path, broker_url: str = "", *, python: str | Path = sys.executable) -> None:
         self._broker_url = broker_url
+        self._python = python
         self._going: list[child_process.ChildProcess] = []
         programs = folder / "programs"
         programs.mkdir()
         for name, arguments in (("muster", "-m muster"), ("pytest", "-m pytest"), ("python", "")):
-            (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {arguments} "$@"\n')
+            (programs / name).write_text(f'#!/bin/sh\nexec {python} {arguments} "$@"\n')
             (programs / name).chmod(0o755)
         self._programs = programs
         with socket.create_server(("127.0.0.1", 0)) as free, socket.create_server(("127.0.0.1", 0)) as other:
@@ -219,7 +221,7 @@ class Reader:
         runner = Path(__file__).with_name("run_block.py")
         name = f"the python block in line {block.line}"
         async with await child_process.start(
-            *(sys.executable, "-W", "error", runner, program, self._broker_url),
+            *(self._python, "-W", "error", runner, program, self._broker_url),
             env=self._env,
             cwd=self.folder,
             name=name,

@@ -92,8 +92,8 @@ class CountParam(click.IntRange):
 class AmountParam(click.FloatRange):
     """A positive, finite number; help pages show ``more than 0`` instead of an inequality."""
 
-    def __init__(self, at_most: float | None = None) -> None:
-        super().__init__(0, at_most, min_open=True)
+    def __init__(self, at_most: float | None = None, *, at_least: float = 0.0) -> None:
+        super().__init__(at_least, at_most, min_open=not at_least)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         amount = float(super().convert(value, param, ctx))
@@ -105,7 +105,8 @@ class AmountParam(click.FloatRange):
         return "N"
 
     def _describe_range(self) -> str:
-        return "more than 0" if self.max is None else f"more than 0, at most {self.max:,}"
+        lower = f"{self.min:,} or more" if self.min else "more than 0"
+        return lower if self.max is None else f"{lower}, at most {self.max:,}"
 
 
 def duration(

@@ -82,7 +82,10 @@ async def request(
             hint=f"start a service that replies, or test with `muster sub {topic} --reply TEXT`",
         ) from error
     except errors.TimedOut as error:
-        raise errors.TimedOut(f"no reply on {topic} in {timeout_s:g} s") from error
+        raise errors.TimedOut(
+            f"no reply on {topic} in {timeout_s:g} s",
+            hint="a handler replies with what it returns; one that returns None does not reply",
+        ) from error
     raise_error(reply)
     return reply
 

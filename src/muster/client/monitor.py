@@ -28,7 +28,7 @@ class AsyncAlerts:
             yield alert
 
     async def acknowledge(self, rule: str, about: str) -> None:
-        """State that somebody works on the alert of this rule about this machine or group."""
+        """Acknowledge the alert of this rule about this machine or group."""
         await self._client.acknowledge(rule, about)
 
     async def resolve(self, rule: str, about: str) -> None:

@@ -37,7 +37,7 @@ from muster.testing import eventually, virtual_clock
 T = TypeVar("T")
 PROGRAM = "test"  # the identity of the test's own connection
 AGENT = "local"
-LEASE_S = 600.0  # nobody competes for a lease; renewals cost real time when a test advances
+LEASE_S = 600.0  # no process competes for a lease; renewals cost real time when a test advances
 REFRESH_S = 60.0
 
 

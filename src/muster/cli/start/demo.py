@@ -57,8 +57,7 @@ data_dir = "."
 )
 @click.option(
     "--attacks",
-    metavar="N",
-    type=click.FloatRange(0.01, 10.0),
+    type=cli_command.AmountParam(10.0, at_least=0.01),
     default=0.15,
     show_default=True,
     help="Attacks per second of each infected server of `worm`: with more, it spreads faster.",

@@ -1,6 +1,6 @@
 """Log events: a name and facts, not sentences.
 
-    events = log.Events("bus")
+    events = log.EventLog("bus")
     events.info("lease-lost", lease="manager-1", epoch=7)
 
 A person at a terminal reads ``12:03:44.120 INFO    bus lease-lost lease=manager-1 epoch=7``; a program reads

@@ -271,7 +271,7 @@ class QueueAdmin:
             queue = self._ledger.backlogs.get(key)
             name = key.removeprefix(ledger.QUEUE_MARK)
             if depth and queue is not None and (everywhere or self._settings.queue(name).expired):
-                queue.expired += await self._remove_waiting(
+                removed = await self._remove_waiting(
                     name,
                     None,
                     1 << 30,
@@ -279,6 +279,7 @@ class QueueAdmin:
                     expired=True,
                     skipped_max=sys.maxsize if everywhere else EXPIRY_SKIPPED_MAX,
                 )
+                queue.expired += removed  # consumers' messages expired meanwhile as well
 
     def _expired_copy(
         self, queue: str, meta: messages.MessageMeta, held: pages.PagedMessage

@@ -123,19 +123,31 @@ async def test_a_client_without_sasl_gets_the_sasl_header(verifiers: password_ch
         pytest.param(sasl._frame(0x43, [sasl._binary(b"x")]), id="a response before the init"),
         pytest.param(sasl._frame(0x44, [b"\x50\x00"]), id="an outcome"),
         pytest.param(sasl._frame(0x41, []), id="an init without a mechanism"),
-        pytest.param(_init("PLAIN", b"ann"), id="a malformed initial response"),
-        pytest.param(_init("SCRAM-SHA-256", b"n,,n=ann,r=x") + _init("ANONYMOUS", b""), id="two inits"),
+        pytest.param(_init("ANONYMOUS", b"")[:-1] + b"\x41", id="an init with a boolean"),
     ],
 )
-async def test_5_3_a_frame_that_may_not_come_is_answered_and_fails(
+async def test_5_3_a_frame_that_may_not_come_ends_the_connection(
     verifiers: password_checker.PasswordChecker, sent_bytes: bytes
 ):
+    """The error is irrecoverable: nothing answers it."""
     server = sasl.SaslServer(verifiers, anonymous="visitor")
     answer = await server.receive(sasl.HEADER + sent_bytes)
-    assert answer.startswith(sasl.HEADER + sasl._frame(0x40, [sasl._symbols(server.mechanisms)]))
+    assert answer == sasl.HEADER + sasl._frame(0x40, [sasl._symbols(server.mechanisms)])
+    assert (server.failed, server.login) == (True, None)
+
+
+async def test_5_3_a_second_init_ends_the_connection(verifiers: password_checker.PasswordChecker):
+    server = sasl.SaslServer(verifiers, anonymous="visitor")
+    challenge = await server.receive(sasl.HEADER + _init("SCRAM-SHA-256", b"n,,n=ann,r=x"))
+    assert await server.receive(_init("ANONYMOUS", b"")) == b""
+    assert (b"\x53\x42" in challenge, server.failed, server.login) == (True, True, None)
+
+
+async def test_5_3_3_a_malformed_initial_response_is_wrong(verifiers: password_checker.PasswordChecker):
+    server = sasl.SaslServer(verifiers)
+    answer = await server.receive(sasl.HEADER + _init("PLAIN", b"ann"))
     assert answer.endswith(sasl._frame(0x44, [b"\x50\x01"]))
     assert server.failed
-    assert server.login is None
 
 
 async def test_5_3_3_plain_without_an_initial_response_is_challenged(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from muster.message import destinations, protocol
+from muster.message import destinations, protocol, settings
 from tests.message import conftest
 
 proton = pytest.importorskip("proton", reason="python-qpid-proton is not installed")
@@ -57,6 +57,10 @@ def _sends(raw: Client, mode: bytes = NULL, most: bytes = NULL) -> None:
     raw.until(frames.FLOW)
 
 
+def _sends_while_attaching(raw: Client) -> None:
+    raw.send(*raw.attach_sender(0, ORDERS), *raw.transfer(0, 0))
+
+
 def _receives(raw: Client) -> None:
     raw.send(*raw.attach_receiver(0, [amqp_types.text("queue:orders")]))
     raw.until(frames.ATTACH)
@@ -88,6 +92,15 @@ def _links(*, source: bytes = NULL, target: bytes = NULL, modes: tuple[bytes, by
 
 def _source(*items: bytes) -> Any:
     return _links(source=raw_client.described(0x28, [amqp_types.text("queue:orders"), *items]))
+
+
+def _node(properties: bytes) -> Any:
+    """Attach a link to receive from a dynamic node."""
+    return _links(source=raw_client.described(0x28, [NULL, NULL, NULL, NULL, TRUE, properties]))
+
+
+def _properties(name: str, value: bytes) -> bytes:
+    return amqp_types.mapping({name: value}, symbols=True)
 
 
 def _target(*items: bytes, code: int = 0x29) -> Any:
@@ -201,6 +214,19 @@ VIOLATIONS = (
         *("2.7.4", "fields of a link without its handle"),
         *(_frame(frames.FLOW, U(0), U(1), U(0), U(1), NULL, U(0), U(1)), END, INVALID),
     ),
+    (
+        *("2.7.4", "messages available of no link"),
+        *(_frame(frames.FLOW, U(0), U(1), U(0), U(1), NULL, NULL, NULL, U(1)), END, INVALID),
+    ),
+    (
+        *("2.7.3", "a receiver that resumes with an incomplete map"),
+        *(_frame(frames.ATTACH, amqp_types.text("in"), U(0), TRUE, *[NULL] * 5, TRUE), DETACH),
+        "amqp:not-implemented",
+    ),
+    (
+        *("2.6.7", "a message before its link is attached"),
+        *(_sends_while_attaching, DETACH, "amqp:link:transfer-limit-exceeded"),
+    ),
     ("2.7.5", "transfer without fields", _transfers([]), CLOSE, DECODE),
     ("2.7.5", "transfer without a handle", _transfers([NULL, U(0), ONE, U(0)]), CLOSE, DECODE),
     ("2.7.5", "transfer without delivery-id", _transfers([U(0), NULL, ONE, U(0)]), DETACH, INVALID),
@@ -267,14 +293,13 @@ VIOLATIONS = (
         *("3.5.4", "a dynamic target with an address"),
         *(_target(amqp_types.text("queue:orders"), NULL, NULL, NULL, TRUE), DETACH, INVALID),
     ),
+    ("3.5.9", "node properties that are no map", _node(amqp_types.text("lifetime-policy")), DETACH, INVALID),
+    ("3.5.9", "a lifetime-policy that is none", _node(_properties("lifetime-policy", U(1))), DETACH, INVALID),
     (
-        *("3.5.3", "properties of a node that is not dynamic"),
-        *(
-            _source(NULL, NULL, NULL, FALSE, amqp_types.mapping({"lifetime-policy": LIFETIME}, symbols=True)),
-            DETACH,
-        ),
-        INVALID,
+        *("3.5.9", "distribution modes that are none"),
+        *(_node(_properties("supported-dist-modes", U(0))), DETACH, INVALID),
     ),
+    ("3.5.8", "a filter that is no map", _source(*[NULL] * 6, amqp_types.text("x")), DETACH, INVALID),
     ("3.5.7", "an unknown distribution-mode", _source(*[NULL] * 5, _symbol("share")), DETACH, INVALID),
     ("3.5.3", "a default-outcome that is none", _source(*[NULL] * 7, IN_UNKNOWN), DETACH, INVALID),
     (
@@ -304,6 +329,13 @@ VIOLATIONS = (
     ("4.4.1", "a discharge within a message", _discharges_with_incomplete_message, DETACH, ROLLBACK),
     ("4.4.1", "another transaction within a message", _changes_transaction, DETACH, INVALID),
     ("4.4.1", "a settled message in no transaction", _sends_in_unknown_transaction(TRUE), DETACH, UNKNOWN),
+    (
+        "4.4.1",
+        "an unsettled message in no transaction",
+        _sends_in_unknown_transaction(FALSE),
+        DETACH,
+        UNKNOWN,
+    ),
     ("2.8.17", "detach of an unknown handle", _frame(frames.DETACH, U(9), TRUE), END, UNATTACHED),
 )
 
@@ -493,7 +525,9 @@ async def test_2_4_1_an_open_is_sent_on_channel_0(gateway: amqp_gateway.AmqpGate
             raw.sendall(raw_client.LOGIN + frames.HEADER + frame)
             return _rest(raw).decode(errors="replace")
 
-    assert "an open belongs on channel 0" in await asyncio.to_thread(work)
+    answer = await asyncio.to_thread(work)
+    assert FRAMING in answer
+    assert "an open belongs on channel 0" in answer
 
 
 @pytest.mark.parametrize("error", [False, True])
@@ -712,6 +746,365 @@ async def test_4_4_4_a_rollback_gives_settled_deliveries_their_default_outcome(
         return counts
 
     assert await asyncio.to_thread(work) == [0, 0]
+
+
+async def test_3_5_3_properties_of_a_node_that_is_not_dynamic_are_ignored(frame_client: Client):
+    """Clients repeat those of a dynamic node when they attach to it again."""
+
+    def work() -> int:
+        _source(NULL, NULL, NULL, FALSE, _properties("lifetime-policy", LIFETIME))(frame_client)
+        return int(frame_client.until(frames.ATTACH)[7] is None)
+
+    assert await asyncio.to_thread(work) == 0
+
+
+def _in_orders(raw: Client, credit: int) -> list[Any]:
+    """The next message of the queue."""
+    raw.send(*raw.flow(0, credit))
+    return raw.until(frames.TRANSFER)
+
+
+async def test_2_7_6_an_outcome_applies_while_its_link_is_detached(frame_client: Client, dial: conftest.Dial):
+    """Other consumers receive the message when the link is attached again without an outcome."""
+    connection = await dial()
+    await connection.session().producer(destinations.queue("orders")).send("one")
+
+    def work() -> None:
+        raw = frame_client
+        _receives(raw)
+        number = _in_orders(raw, 5)[3]
+        raw.send(DETACH, [U(0)])
+        raw.until(DETACH)
+        raw.send(frames.DISPOSITION, [TRUE, U(number), NULL, TRUE, frames.ACCEPTED_STATE])
+        raw.send(END, [])
+        raw.until(END)
+
+    await asyncio.to_thread(work)
+    async with await connection.session().consumer(destinations.queue("orders")) as consumer:
+        await connection.session().producer(destinations.queue("orders")).send("two")
+        assert await conftest.take(consumer, 1) == ["two"]
+
+
+async def test_2_7_6_a_transaction_retires_messages_of_a_detached_link(
+    frame_client: Client, dial: conftest.Dial
+):
+    connection = await dial()
+    await connection.session().producer(destinations.queue("orders")).send("one")
+
+    def work() -> int:
+        raw = frame_client
+        name = _declares(raw)
+        _receives(raw)
+        number = _in_orders(raw, 1)[3]
+        raw.send(DETACH, [U(0)])
+        raw.until(DETACH)
+        state = raw_client.described(0x34, [name, frames.ACCEPTED_STATE])
+        raw.send(frames.DISPOSITION, [TRUE, U(number), NULL, TRUE, state])
+        _send(raw, [U(1), U(1), TWO, U(0)], b"\x00\x53\x77" + raw_client.described(0x32, [name, FALSE]))
+        return frames.code_of(raw.until(frames.DISPOSITION)[6])
+
+    assert await asyncio.to_thread(work) == frames.ACCEPTED
+    assert not any(row.depth for row in (await connection.request(protocol.ListQueues())).queues)
+
+
+@pytest.mark.parametrize("end", ["attach", "session"])
+async def test_2_6_13_what_a_detached_link_did_not_settle_is_delivered_again(
+    frame_client: Client, dial: conftest.Dial, end: str
+):
+    await (await dial()).session().producer(destinations.queue("orders")).send("one")
+
+    def work() -> tuple[bytes, bytes]:
+        raw = frame_client
+        _receives(raw)
+        first = _in_orders(raw, 1)
+        raw.send(DETACH, [U(0)])
+        raw.until(DETACH)
+        if end == "session":
+            raw.send(END, [], frames.BEGIN, [NULL, U(0), U(100), U(100)])
+            raw.until(frames.BEGIN)
+        _receives(raw)
+        raw.send(frames.FLOW, [NULL, U(100), U(0), U(100), U(0), NULL, U(1)])
+        return first[1], raw.until(frames.TRANSFER)[1]
+
+    first, second = await asyncio.to_thread(work)
+    assert b"one" in first
+    assert b"one" in second
+
+
+async def test_2_6_13_a_sender_that_settles_last_resumes_its_messages(
+    frame_client: Client, dial: conftest.Dial
+):
+    """The attach names what it has not settled; what it sends again is not stored again."""
+    connection = await dial()
+
+    def attach(handle: int, unsettled: bytes) -> Any:
+        fields = [amqp_types.text("out"), U(handle), FALSE, NULL, _byte(1), raw_client.described(0x28, [])]
+        frame_client.send(frames.ATTACH, [*fields, ORDERS, unsettled, NULL, U(0)])
+        attached = frame_client.until(frames.ATTACH)
+        frame_client.until(frames.FLOW)
+        return attached[9]
+
+    def resumed(handle: int, number: int, tag: bytes, settled: bytes) -> None:
+        _send(frame_client, [U(handle), U(number), tag, U(0), settled, *[NULL] * 3, TRUE], PAYLOAD)
+
+    def work() -> list[Any]:
+        raw = frame_client
+        attach(0, NULL)
+        _send(raw, [U(0), U(0), ONE, U(0)], PAYLOAD)
+        answers = [raw.until(frames.DISPOSITION)[3:7]]
+        raw.send(DETACH, [U(0)])
+        raw.until(DETACH)
+        answers.append(attach(1, amqp_types.encoded_map([ONE, NULL])))
+        resumed(1, 1, TWO, FALSE)  # the gateway does not have it, and ignores it
+        resumed(1, 2, ONE, FALSE)
+        answers.append(raw.until(frames.DISPOSITION)[3:7])
+        raw.send(frames.DISPOSITION, [FALSE, U(2), NULL, TRUE])
+        raw.send(DETACH, [U(1)])
+        raw.until(DETACH)
+        return [*answers, attach(2, amqp_types.encoded_map([ONE, NULL]))]
+
+    accepted = frames.ACCEPTED_STATE
+    first, unsettled, again, rest = await asyncio.to_thread(work)
+    assert (first, again) == ([0, 0, False, accepted], [2, 2, False, accepted])
+    assert (unsettled, rest) == (amqp_types.encoded_map([ONE, accepted]), None)
+    assert [row.depth for row in (await connection.request(protocol.ListQueues())).queues if row.depth] == [1]
+
+
+async def test_2_6_13_an_attach_that_cannot_name_all_messages_says_so(gateway: amqp_gateway.AmqpGateway):
+    """Then the sender may only resume messages."""
+    tags = [amqp_types.binary(b"%032d" % number) for number in range(30)]
+
+    def work() -> tuple[Any, str]:
+        raw = raw_client.FrameClient(gateway.port, None, [amqp_types.text("small"), NULL, U(512)])
+        with raw.socket:
+            raw.until(frames.OPEN)
+            raw.send(frames.BEGIN, [NULL, U(0), U(100), U(100)])
+            fields = [U(0), FALSE, NULL, _byte(1), raw_client.described(0x28, []), ORDERS]
+            raw.send(frames.ATTACH, [amqp_types.text("out"), *fields, NULL, NULL, U(0)])
+            raw.until(frames.FLOW)
+            for number, tag in enumerate(tags):
+                _send(raw, [U(0), U(number), tag, U(0)], PAYLOAD)
+                raw.until(frames.DISPOSITION)
+            raw.send(DETACH, [U(0)])
+            raw.until(DETACH)
+            unsettled = amqp_types.encoded_map([part for tag in tags for part in (tag, NULL)])
+            raw.send(frames.ATTACH, [amqp_types.text("out"), *fields, unsettled, NULL, U(0)])
+            attached = raw.until(frames.ATTACH)
+            raw.until(frames.FLOW)
+            _send(raw, [U(0), U(30), ONE, U(0)], PAYLOAD)
+            return attached[9:11], raw_client.condition(raw.until(DETACH))
+
+    (unsettled, is_incomplete), condition = await asyncio.to_thread(work)
+    assert 0 < len(amqp_types.elements(unsettled, 0)) < 2 * len(tags)
+    assert (is_incomplete, condition) == (True, STATE)
+
+
+@pytest.mark.parametrize("sends", [False, True])
+async def test_3_5_10_a_dynamic_node_outlives_the_detachment_of_its_link(frame_client: Client, sends: bool):
+    """The link that is attached again has the same node, and deletes it when it is closed."""
+
+    def attach() -> str:
+        raw = frame_client
+        node = [NULL, NULL, NULL, NULL, TRUE]
+        raw.send(
+            *(
+                raw.attach_sender(0, raw_client.described(0x29, node))
+                if sends
+                else raw.attach_receiver(0, node)
+            )
+        )
+        return str(frames.state_fields(raw.until(frames.ATTACH)[8 if sends else 7])[0])
+
+    def work() -> tuple[list[str], str]:
+        raw = frame_client
+        addresses = [attach()]
+        for closed in (FALSE, TRUE):
+            raw.send(DETACH, [U(0), closed])
+            raw.until(DETACH)
+            if closed == FALSE:
+                addresses.append(attach())
+        raw.send(*raw.attach_receiver(0, [amqp_types.text(addresses[0])], "another"))
+        return addresses, raw_client.condition(raw.until(DETACH))
+
+    addresses, condition = await asyncio.to_thread(work)
+    assert (len(set(addresses)), condition) == (1, "amqp:not-found")
+
+
+async def test_a_dynamic_node_is_locked_for_other_connections(
+    gateway: amqp_gateway.AmqpGateway, frame_client: Client
+):
+    def work() -> str:
+        frame_client.send(*frame_client.attach_receiver(0, [NULL, NULL, NULL, NULL, TRUE]))
+        address = amqp_types.text(frames.state_fields(frame_client.until(frames.ATTACH)[7])[0])
+        other = raw_client.FrameClient(gateway.port, "other")
+        with other.socket:
+            other.send(*other.attach_receiver(0, [address]))
+            return raw_client.condition(other.until(DETACH))
+
+    assert await asyncio.to_thread(work) == "amqp:resource-locked"
+
+
+async def test_2_6_12_outcomes_keep_the_order_of_their_messages(frame_client: Client):
+    """Of messages in a transaction and beside it, too."""
+
+    def work() -> list[int]:
+        raw = frame_client
+        name = _declares(raw)
+        _sends(raw)
+        state = raw_client.described(0x34, [name])
+        for number in range(1, 6):
+            in_transaction = state if number in (2, 4) else NULL
+            tag = amqp_types.binary(b"%d" % number)
+            _send(raw, [U(0), U(number), tag, U(0), FALSE, FALSE, NULL, in_transaction], PAYLOAD)
+        _send(raw, [U(1), U(6), TWO, U(0)], b"\x00\x53\x77" + raw_client.described(0x32, [name, FALSE]))
+        numbers: list[int] = []
+        while 6 not in numbers:
+            first, last = raw.until(frames.DISPOSITION)[3:5]
+            numbers += range(first, last + 1)
+        return numbers
+
+    assert await asyncio.to_thread(work) == [1, 2, 3, 4, 5, 6]
+
+
+TO_NOWHERE = raw_client.described(0x73, [NULL, NULL, amqp_types.text("queue:nowhere")]) + PAYLOAD
+
+
+@pytest.mark.parametrize("source", [raw_client.described(0x28, []), ONLY_ACCEPTED])
+@pytest.mark.parametrize("settled", [FALSE, TRUE])
+@pytest.mark.parametrize("in_transaction", [False, True])
+async def test_a_message_to_nowhere_is_refused_with_its_tag(
+    gateway: amqp_gateway.AmqpGateway,
+    frame_client: Client,
+    source: bytes,
+    settled: bytes,
+    in_transaction: bool,
+):
+    """As "Using the Anonymous Terminus for Message Routing", 2.2.2, demands. A settled message of a
+    transaction lets its commit fail."""
+    gateway.check_exists = settings.MessageSettings(create_queues=False).check_exists
+
+    def work() -> tuple[int, list[Any], Any]:
+        raw = frame_client
+        name = _declares(raw) if in_transaction else b""
+        fields = [amqp_types.text("out"), U(0), FALSE, NULL, NULL, source]
+        raw.send(frames.ATTACH, [*fields, raw_client.described(0x29, []), NULL, NULL, U(0)])
+        raw.until(frames.FLOW)
+        state = raw_client.described(0x34, [name]) if in_transaction else NULL
+        _send(raw, [U(0), U(1), ONE, U(0), settled, FALSE, NULL, state], TO_NOWHERE)
+        answer: list[Any] = [0]
+        if not (in_transaction and settled == TRUE):
+            answer = raw.until(DETACH, frames.DISPOSITION)
+        commit = None
+        if in_transaction:
+            _send(raw, [U(1), U(2), TWO, U(0)], b"\x00\x53\x77" + raw_client.described(0x32, [name, FALSE]))
+            commit = frames.state_fields(frames.state_fields(raw.until(frames.DISPOSITION)[6])[0])[0]
+        error = answer[4] if answer[0] == DETACH else b""
+        if answer[0] == frames.DISPOSITION:
+            outcome = frames.outcome_of(answer[6]) if in_transaction else answer[6]
+            error = frames.state_fields(outcome)[0]
+        return answer[0], frames.state_fields(error), commit
+
+    code, error, commit = await asyncio.to_thread(work)
+    assert commit == (ROLLBACK if in_transaction else None)
+    if in_transaction and settled == TRUE:
+        assert not code
+        return
+    assert code == (DETACH if settled == TRUE or source == ONLY_ACCEPTED else frames.DISPOSITION)
+    assert error[0] == "amqp:not-found"
+    assert amqp_types.entries(error[2], 0)["delivery-tag"].value == b"1"
+
+
+@pytest.mark.parametrize(("product", "condition"), [("x", ROLLBACK), ("QpidJMS", "amqp:internal-error")])
+async def test_4_3_a_commit_that_fails_says_rollback(
+    gateway: amqp_gateway.AmqpGateway, product: str, condition: str
+):
+    """Qpid JMS takes that for an unknown outcome, and every other error for a rollback."""
+    about = amqp_types.mapping({"product": amqp_types.text(product)}, symbols=True)
+
+    def work() -> str:
+        raw = raw_client.FrameClient(gateway.port, None, [amqp_types.text("c"), *[NULL] * 8, about])
+        with raw.socket:
+            raw.until(frames.OPEN)
+            raw.send(frames.BEGIN, [NULL, U(0), U(100), U(100)])
+            raw.until(frames.BEGIN)
+            name = _declares(raw)
+            _sends(raw)
+            state = raw_client.described(0x34, [name])
+            _send(raw, [U(0), U(1), ONE, U(0), FALSE, FALSE, NULL, state], b"malformed")
+            raw.until(frames.DISPOSITION)
+            _send(raw, [U(1), U(2), TWO, U(0)], b"\x00\x53\x77" + raw_client.described(0x32, [name, FALSE]))
+            return str(frames.state_fields(frames.state_fields(raw.until(frames.DISPOSITION)[6])[0])[0])
+
+    assert await asyncio.to_thread(work) == condition
+
+
+def _discharge(raw: Client, name: bytes, number: int, failed: bytes) -> list[Any]:
+    """The outcome of a discharge: the next disposition."""
+    tag = amqp_types.binary(b"discharge %d" % number)
+    _send(raw, [U(1), U(number), tag, U(0)], b"\x00\x53\x77" + raw_client.described(0x32, [name, failed]))
+    return raw.until(frames.DISPOSITION)
+
+
+async def test_4_4_2_what_is_not_settled_in_a_transaction_is_settled_after_its_commit(
+    frame_client: Client, dial: conftest.Dial
+):
+    connection = await dial()
+    await connection.session().producer(destinations.queue("orders")).send("one")
+
+    def work() -> list[Any]:
+        raw = frame_client
+        name = _declares(raw)
+        _receives(raw)
+        number = _in_orders(raw, 1)[3]
+        state = raw_client.described(0x34, [name, frames.ACCEPTED_STATE])
+        raw.send(frames.DISPOSITION, [TRUE, U(number), NULL, FALSE, state])
+        outcome = _discharge(raw, name, 1, FALSE)
+        return [outcome[2], outcome[3], outcome[6], *raw.until(frames.DISPOSITION)[2:7]]
+
+    accepted = frames.ACCEPTED_STATE
+    assert await asyncio.to_thread(work) == [True, 1, accepted, False, 0, 0, True, accepted]
+    assert not any(row.depth for row in (await connection.request(protocol.ListQueues())).queues)
+
+
+async def test_4_4_2_what_is_not_settled_in_a_transaction_stays_with_its_client_after_a_rollback(
+    frame_client: Client, dial: conftest.Dial
+):
+    """It may get another outcome."""
+    connection = await dial()
+    await connection.session().producer(destinations.queue("orders")).send("one")
+
+    def work() -> int:
+        raw = frame_client
+        name = _declares(raw)
+        _receives(raw)
+        number = _in_orders(raw, 5)[3]
+        state = raw_client.described(0x34, [name, frames.ACCEPTED_STATE])
+        raw.send(frames.DISPOSITION, [TRUE, U(number), NULL, FALSE, state])
+        _discharge(raw, name, 1, TRUE)
+        raw.send(frames.DISPOSITION, [TRUE, U(number), NULL, TRUE, frames.ACCEPTED_STATE])
+        raw.send(frames.FLOW, [U(1), U(100), U(0), U(100), U(0), U(0), U(2), NULL, TRUE])
+        return int(raw.until(frames.FLOW, frames.TRANSFER)[0])
+
+    assert await asyncio.to_thread(work) == frames.FLOW
+    assert not any(row.depth for row in (await connection.request(protocol.ListQueues())).queues)
+
+
+async def test_4_4_2_outcomes_of_a_message_in_two_transactions_end_the_second(
+    frame_client: Client, dial: conftest.Dial
+):
+    await (await dial()).session().producer(destinations.queue("orders")).send("one")
+
+    def work() -> str:
+        raw = frame_client
+        names = [_declares(raw, handle) for handle in (1, 2)]
+        _receives(raw)
+        number = _in_orders(raw, 1)[3]
+        for name in names:
+            state = raw_client.described(0x34, [name, frames.ACCEPTED_STATE])
+            raw.send(frames.DISPOSITION, [TRUE, U(number), NULL, FALSE, state])
+        return raw_client.condition(raw.until(DETACH))
+
+    assert await asyncio.to_thread(work) == ROLLBACK
 
 
 async def test_4_5_1_a_coordinator_states_what_it_can_do(frame_client: Client):

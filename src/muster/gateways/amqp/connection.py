@@ -8,6 +8,7 @@ called.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
@@ -30,7 +31,7 @@ from muster.gateways.amqp.links import (
 from muster.gateways.amqp.protocol import conditions, endpoints, engine, frames, sasl
 from muster.message import destinations
 from muster.message import errors as message_errors
-from muster.message.amqp_format import fast_path
+from muster.message.amqp_format import amqp_types, fast_path
 from muster.message.client import api, topic_listeners
 from muster.trust.login import passwords
 
@@ -175,6 +176,7 @@ class AmqpConnection(asyncio.Protocol):
                 self._handle,
                 self._budget,
                 self.outcomes.confirm_when_stored,
+                self.transactions.retire,
                 self.link_factory.release_stolen,
             )
             self._engine.connection.container = self.gateway.name
@@ -435,19 +437,42 @@ class AmqpConnection(asyncio.Protocol):
         assert self.shared_connection.listeners is not None
         return self.shared_connection.listeners
 
+    @property
+    def is_qpid_jms(self) -> bool:
+        """Whether the client is Qpid JMS, which takes a rollback by the gateway for an unknown outcome."""
+        return (self.running.connection.remote_properties or {}).get("product") == "QpidJMS"
+
     # Links.
 
-    def close_link(self, link: endpoints.AmqpLink, condition: str, why: str) -> None:
+    def close_link(
+        self, link: endpoints.AmqpLink, condition: str, why: str, tag: bytes | None = None
+    ) -> None:
         self.producer_links.pop(link.wrapper, None)
-        self.running.close(link, condition, why)
+        self.running.close(link, condition, why, tag)
 
     # Messages.
 
-    def reject(self, link: endpoints.AmqpLink, number: int, error: errors.MusterError) -> None:
-        if self._engine is not None and not self.ended:
-            state = frames.rejected(conditions.name(error), conditions.description(error))
-            self._engine.settle(link, number, state)
-            self.flush_soon()
+    def reject(
+        self,
+        link: endpoints.AmqpLink,
+        number: int,
+        error: errors.MusterError,
+        state: bytes | None = None,
+        tag: bytes | None = None,
+    ) -> None:
+        """Reject a message with this ``state`` and tag. A link that knows no rejection ends instead."""
+        if self._engine is None or self.ended:
+            return
+        condition, why = conditions.name(error), conditions.description(error)
+        if not link.can_reject:
+            self.close_link(link, condition, why, tag)
+        else:
+            outcome = frames.rejected(condition, why, tag)
+            if frames.code_of(state) == frames.TRANSACTIONAL:
+                with contextlib.suppress(*amqp_types.MALFORMED):
+                    outcome = frames.transactional(frames.transaction_of(state), outcome)
+            self._engine.settle(link, number, outcome)
+        self.flush_soon()
 
     # Back-pressure.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import proton
 
@@ -14,15 +14,25 @@ from muster.gateways.amqp.protocol import conditions, endpoints
 from muster.message import destinations, protocol, selectors
 from muster.message import errors as message_errors
 from muster.message.amqp_format import message_codec
+from muster.message.client import dispatcher_connection
 
 if TYPE_CHECKING:
     from muster.gateways.amqp import connection as amqp_connection
 
 
+SUSPENDED_MAX: Final = 100  # links of a connection
+
+
 class LinkFactory:
+    """A link that was detached, and not closed, may be attached again: its dynamic node remains, and so do
+    the messages of a queue that it has not settled. Those of a subscription are delivered to others.
+    """
+
     def __init__(self, owner: amqp_connection.AmqpConnection) -> None:
         self._connection = owner
         self.temporaries: set[str] = set()  # temporary destinations of the client
+        self._detached_nodes: dict[endpoints.LinkKey, destinations.Destination] = {}
+        self._suspended: dict[endpoints.LinkKey, consumers.OutgoingLink] = {}
         self._attaching: dict[Any, Any] = {}
         self._unfinished: dict[endpoints.LinkKey, set[asyncio.Task[None]]] = {}
 
@@ -33,6 +43,7 @@ class LinkFactory:
             self.release_stolen(attached.namesake)
             self._connection.running.steal(attached.namesake)
         attached.namesake = None
+        self._end_suspended(attached.key)
         self._attaching[link] = link
         earlier = frozenset(self._unfinished.get(attached.key, ()))
         self._finish_first(attached.key, self._connection.spawn(self._attach(link, earlier)))
@@ -56,8 +67,8 @@ class LinkFactory:
         if self._is_gone(link):
             return
         try:
-            if (wrong := self._connection.running.link_of(link).problem) is not None:
-                raise errors.InvalidInput(wrong)
+            if (problem := self._connection.running.link_of(link).problem) is not None:
+                raise problem
             if link.is_sender:
                 await self._attach_outgoing(link)
             else:
@@ -75,9 +86,26 @@ class LinkFactory:
     def session_closed(self, session: Any) -> None:
         for pointer in [pointer for pointer, link in self._attaching.items() if link.session == session]:
             self._link_closed(pointer)
+        for key, suspended in list(self._suspended.items()):
+            if suspended.link.session.wrapper == session:
+                self._end_suspended(key)
+
+    def _end_suspended(self, key: endpoints.LinkKey) -> None:
+        if (suspended := self._suspended.pop(key, None)) is not None:
+            self._drop_unsettled(suspended)
+            self.release(suspended)
+
+    def end_settled(self) -> None:
+        """Messages were settled: end suspended links that have none any more."""
+        for key, suspended in list(self._suspended.items()):
+            if not any(map(self._connection.outcomes.is_unsettled, suspended.retained)):
+                self._end_suspended(key)
 
     def close_outgoing(self, outgoing: consumers.OutgoingLink, condition: str, why: str) -> None:
         """Close the link; the client may attach it again."""
+        if self._suspended.get(outgoing.link.key) is outgoing:
+            self._end_suspended(outgoing.link.key)
+            return
         self.forget(outgoing.wrapper)
         self.release(outgoing)
         self._connection.running.close(outgoing.link, condition, why)
@@ -87,7 +115,12 @@ class LinkFactory:
         """The client has attached another link with this name: release what this one has."""
         outgoing = self.forget(link.wrapper)
         if outgoing is not None:
+            self._keep_node(outgoing)
             self.release(outgoing)
+
+    def _keep_node(self, outgoing: consumers.OutgoingLink) -> None:
+        if outgoing.temporary is not None:
+            self._detached_nodes[outgoing.link.key] = outgoing.temporary
 
     def release(self, outgoing: consumers.OutgoingLink, *, with_session: bool = False) -> None:
         """``with_session``: the session of the link ends, and a node that was made for the link with it."""
@@ -106,32 +139,61 @@ class LinkFactory:
             self._connection.transactions.abandon(producer.link)
         outgoing = self._connection.outgoing_links.pop(pointer, None)
         if outgoing is not None:
-            session = outgoing.link.session
-            for place, (holder, key, number, _) in list(session.unsettled.items()):
-                if holder is outgoing:
-                    session.settle(place)
-                    self._connection.outcomes.forget(key, number)
-            if session.over_unsettled_limit:
-                self._connection.running.check_unsettled(session)
+            self._drop_unsettled(outgoing)
         return outgoing
+
+    def _drop_unsettled(self, outgoing: consumers.OutgoingLink) -> None:
+        session = outgoing.link.session
+        for place, (holder, key, number, _) in list(session.unsettled.items()):
+            if holder is outgoing:
+                session.settle(place)
+                self._connection.outcomes.forget(key, number)
+        if session.over_unsettled_limit:
+            self._connection.running.check_unsettled(session)
 
     def detached(self, link: Any, *, destroy: bool) -> None:
         task = self._connection.spawn(self._detach(link, destroy=destroy))
         self._finish_first((link.name, link.is_receiver), task)
 
     async def _detach(self, link: Any, *, destroy: bool) -> None:
-        outgoing = self.forget(link)
+        outgoing = self._connection.outgoing_links.get(link)
+        producer = self._connection.producer_links.get(link)
+        suspended = not destroy and outgoing is not None and self._suspend(outgoing)
+        if suspended:
+            self._link_closed(link)
+            del self._connection.outgoing_links[link]
+        else:
+            self.forget(link)
         await self._connection.opened.wait()  # see `_begin`
         try:
             if outgoing is not None:
-                await outgoing.close(destroy=destroy)
-                if destroy and outgoing.temporary is not None:
+                await (outgoing.suspend() if suspended else outgoing.close(destroy=destroy))
+                if not destroy:
+                    self._keep_node(outgoing)
+                elif outgoing.temporary is not None:
                     await self.drop(outgoing.temporary)
+            if producer is not None and producer.link.settles_second:  # its next attach names the outcomes
+                await self._connection.jms.outbox.wait_idle(dispatcher_connection.CLOSE_S)
+            self.end_settled()
         except errors.MusterError as error:
             link.condition = conditions.condition_of(error)
+            self._end_suspended((link.name, link.is_receiver))
         if self._connection.running.has_link(link):  # its session may have ended meanwhile
             self._connection.running.answer_detach(link, closed=destroy)
             self._connection.running.free(link)
+
+    def _suspend(self, outgoing: consumers.OutgoingLink) -> bool:
+        """Whether a link that was detached still has messages that its client may settle."""
+        if not outgoing.may_suspend:
+            return False
+        unsettled = outgoing.link.session.unsettled.values()
+        outgoing.retained = {(key, number) for holder, key, number, _ in unsettled if holder is outgoing}
+        if not outgoing.retained:
+            return False
+        while len(self._suspended) >= SUSPENDED_MAX:
+            self._end_suspended(next(iter(self._suspended)))
+        self._suspended[outgoing.link.key] = outgoing
+        return True
 
     def _is_gone(self, link: Any) -> bool:
         return link not in self._attaching or not self._connection.running.has_link(link)
@@ -148,6 +210,9 @@ class LinkFactory:
         link.close()
 
     async def _temporary(self, link: Any, *, topic: bool) -> destinations.Destination:
+        kept = self._detached_nodes.pop((link.name, link.is_receiver), None)
+        if kept is not None and kept.is_queue is not topic:
+            return kept
         connection, number = self._connection.jms.name, self._connection.jms.next_number()
         if topic:
             made = destinations.temporary_topic(connection, number)
@@ -166,7 +231,10 @@ class LinkFactory:
 
     def _check_there(self, destination: destinations.Destination) -> None:
         """Reject temporary destinations of other connections, and own ones that were deleted."""
-        destination.check_consumer(self._connection.jms.name)
+        try:
+            destination.check_consumer(self._connection.jms.name)
+        except errors.Forbidden as error:
+            raise message_errors.IllegalState(error.message) from error
         if destination.is_temporary and destination.name not in self.temporaries:
             raise message_errors.InvalidDestination(
                 f"the temporary destination {destination.name!r} was deleted"
@@ -202,9 +270,9 @@ class LinkFactory:
             link.target.address = destination.name
             link.target.dynamic = True
             terminus.set_lifetime(link.target.properties)
-            self._connection.outgoing_links[link] = consumers.TemporaryQueueLink(
-                self._connection, self._connection.running, link, destination
-            )
+            holder = consumers.OutgoingLink(self._connection, self._connection.running, link)
+            holder.temporary = destination
+            self._connection.outgoing_links[link] = holder
         elif not coordinator and target.address:
             destination = message_codec.address(target.address, capabilities)
             self.check_may_send(destination)

@@ -54,7 +54,9 @@ def _encoded(
 
 
 class OutgoingLink:
-    """A link without a message source, and the base of the others."""
+    """A link without a message source, for a dynamic node, and the base of the others."""
+
+    retained: set[tuple[str, int]]  # while it is suspended: the messages that the client has not settled
 
     def __init__(
         self, owner: connection.AmqpConnection, amqp_engine: engine.AmqpEngine, wrapper: Any
@@ -151,6 +153,15 @@ class OutgoingLink:
         self.connection.link_factory.close_outgoing(
             self, "amqp:resource-locked", "another client consumes from it now"
         )
+
+    @property
+    def may_suspend(self) -> bool:
+        """Whether the client may settle messages while the link is detached."""
+        return False
+
+    async def suspend(self) -> None:
+        """The client has detached the link, and receives nothing more."""
+        self.closed = True
 
     async def close(self, *, destroy: bool) -> None:
         self.closed = True
@@ -293,6 +304,16 @@ class DispatcherLink(OutgoingLink):
                 self._drained()
                 return
 
+    @property
+    def may_suspend(self) -> bool:
+        return not self._attach.durable and not self._streaming
+
+    async def suspend(self) -> None:
+        with contextlib.suppress(TimeoutError):  # a new dispatcher gives it no credit
+            async with asyncio.timeout(dispatcher_connection.CLOSE_S), self._flowing:
+                await self._return_excess()
+        self.closed = True
+
     async def _return_excess(self) -> None:
         """The client reduced its credit: release the messages in excess of it."""
         jms = self.connection.jms
@@ -388,20 +409,3 @@ class UnsubscribeLink(OutgoingLink):
         if destroy:
             jms = self.connection.jms
             await jms.request(protocol.EndSubscription(jms.name, self._name, self._without_client_id))
-
-
-class TemporaryQueueLink(OutgoingLink):
-    """A temporary destination exists as long as the link that created it."""
-
-    def __init__(
-        self,
-        owner: connection.AmqpConnection,
-        amqp_engine: engine.AmqpEngine,
-        wrapper: Any,
-        destination: destinations.Destination,
-    ) -> None:
-        super().__init__(owner, amqp_engine, wrapper)
-        self._destination = destination
-
-    async def close(self, *, destroy: bool) -> None:
-        await self.connection.link_factory.drop(self._destination)

@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 
 class IncomingLargeMessage:
-    """A large message that is arriving. ``begin``: its meta and the beginning of its body, or why it is
-    refused.
+    """A large message that is arriving. ``identity``: its number and tag. ``begin``: its meta and the
+    beginning of its body, or why it is refused.
     """
 
     def __init__(
         self,
         producer: producers.ProducerLink,
         owner: connection.AmqpConnection,
-        number: int,
+        identity: tuple[int, bytes | None],
         begin: tuple[messages.MessageMeta, bytes] | errors.MusterError,
     ) -> None:
         self._producer = producer
         self._connection = owner
-        self._number = number
+        self._number, self._tag = identity
         self._upload: bodies.BodyUpload | None = None
         self._waiting = bytearray()  # not stored yet
         self._ended: tuple[bool, bytes | None] | None = None  # settled, state
@@ -110,9 +110,9 @@ class IncomingLargeMessage:
         if self._error is None:
             assert self._upload is not None
             self._meta.large = self._upload.body
-            self._producer.forward_large(self._number, self._meta, settled, state)
+            self._producer.forward_large(self._number, self._meta, settled, state, self._tag)
         else:
-            self._producer.refuse(self._number, settled, state, self._error)
+            self._producer.refuse(self._number, settled, state, self._error, self._tag)
 
 
 class LargeMessages:

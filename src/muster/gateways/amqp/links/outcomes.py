@@ -57,6 +57,9 @@ class Outcomes:
         """Whether the client has this message and its outcome is not stored yet."""
         return (key, number) in self._unsettled or self._connection.jms.outbox.is_acknowledging(key, number)
 
+    def is_unsettled(self, message: tuple[str, int]) -> bool:
+        return message in self._unsettled
+
     def discharged(self, acks: dict[str, list[int]]) -> None:
         """Forget messages that a transaction acknowledged or released."""
         self._unsettled.difference_update((key, number) for key in acks for number in acks[key])
@@ -74,6 +77,7 @@ class Outcomes:
         if code != frames.TRANSACTIONAL and not frames.is_outcome(code, state):
             state = default
             code = frames.code_of(state)
+        self._connection.transactions.forget_live(outgoing, key, number)
         if not key:
             outgoing.returned(number, data, code, state)
             return
@@ -82,6 +86,8 @@ class Outcomes:
             return
         self._unsettled.discard((key, number))
         self.apply(code, state, key, number)
+        if outgoing.closed:
+            self._connection.link_factory.end_settled()
 
     def apply(self, code: int, state: bytes | None, key: str, number: int) -> None:
         """Give a message its outcome; `acknowledge` follows."""
@@ -102,6 +108,11 @@ class Outcomes:
             self._connection.jms.name, {key: [number]}, counted=counted, reason=reason, elsewhere=elsewhere
         )
         self._connection.spawn(self._connection.jms.notify(release))
+
+    def return_message(self, outcome: bytes, key: str, number: int) -> None:
+        """A message has an outcome other than accepted. It may return to this client."""
+        self.forget(key, number)
+        self.release(frames.code_of(outcome), outcome, key, number)
 
     def acknowledge(self) -> asyncio.Future[None] | None:
         """Acknowledgements of one read are sent to the dispatcher together."""

@@ -14,8 +14,6 @@ import functools
 import time
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-import proton
-
 from muster.core import errors
 from muster.core import messages as core_messages
 from muster.gateways.amqp.links import large_messages
@@ -51,13 +49,13 @@ class ProducerLink:
         self._connection = owner
         self._engine = amqp_engine
         self.link = amqp_engine.link_of(wrapper)
-        self.link.settles_second = wrapper.remote_rcv_settle_mode == proton.Link.RCV_SECOND
         self._destination = destination
         self._coordinator = coordinator
         direct = destination is not None and _is_direct(destination) and not coordinator
         self._subject = destination.subject if destination is not None and direct else None
         self._fast_path = fast_path.FastPath()
         self.under_way = 0
+        self._latest: asyncio.Future[None] | None = None  # of the messages that are being stored
         self.link.on_message = self.arrived
         self.link.on_large = self._begin_large
         self.link.on_budget_exceeded = self._too_much
@@ -95,16 +93,19 @@ class ProducerLink:
             self._connection.transactions.mark_failed(state, error)
 
     def arrived(self, number: int, data: bytes, settled: bool, state: bytes | None) -> None:
+        tag = self.link.identity[0]
         if not self._connection.large_messages:
-            self._forward(number, data, settled, state)
+            self._forward(number, data, settled, state, tag)
             return
         try:
-            later = functools.partial(self._forward, number, data, settled, state)
+            later = functools.partial(self._forward, number, data, settled, state, tag)
             self._connection.large_messages.defer(later, len(data))
         except errors.LimitExceeded as error:
-            self.refuse(number, settled, state, error)
+            self.refuse(number, settled, state, error, tag)
 
-    def _forward(self, number: int, data: bytes, settled: bool, state: bytes | None) -> None:
+    def _forward(
+        self, number: int, data: bytes, settled: bool, state: bytes | None, tag: bytes | None
+    ) -> None:
         link = self.link
         if self._subject is not None and state is None:
             plain = self._fast_path(data)
@@ -118,19 +119,30 @@ class ProducerLink:
         try:
             self._forward_decoded(number, data, settled, state)
         except errors.MusterError as error:
-            self.refuse(number, settled, state, error)
+            self.refuse(number, settled, state, error, tag)
         if link.credit <= CREDIT // 2:
             self.grant()
 
-    def refuse(self, number: int, settled: bool, state: bytes | None, error: errors.MusterError) -> None:
-        """Reject a message. The sender of one that is settled expects no outcome, but has to learn of errors
-        of transactions."""
+    def refuse(
+        self,
+        number: int,
+        settled: bool,
+        state: bytes | None,
+        error: errors.MusterError,
+        tag: bytes | None = None,
+    ) -> None:
+        """Reject a message, or end its link if no transaction can have it. The sender of one that is settled
+        expects no outcome, but has to learn of errors of transactions, and of addresses of messages: the link
+        ends."""
         self._mark_failed(state, error)
         is_unknown = isinstance(error, message_errors.UnknownTransaction)
-        if self._coordinator or (settled and is_unknown):
-            self._connection.transactions.refuse(self.link, number, settled, error)
+        if self._coordinator or is_unknown:
+            self._connection.transactions.refuse(self.link, number, settled or not self._coordinator, error)
         elif not settled:
-            self._connection.reject(self.link, number, error)
+            self._connection.reject(self.link, number, error, state, tag)
+        elif self._destination is None and frames.code_of(state) != frames.TRANSACTIONAL:
+            condition, why = conditions.name(error), conditions.description(error)
+            self._connection.close_link(self.link, condition, why, tag)
 
     def _begin_large(self, number: int, data: bytes) -> large_messages.IncomingLargeMessage:
         begin: tuple[messages.MessageMeta, bytes] | errors.MusterError
@@ -143,18 +155,24 @@ class ProducerLink:
             begin = meta, data[at:]
         except errors.MusterError as error:
             begin = error
-        made = large_messages.IncomingLargeMessage(self, self._connection, number, begin)
+        identity = number, self.link.identity[0]
+        made = large_messages.IncomingLargeMessage(self, self._connection, identity, begin)
         self._connection.large_messages.start(made)
         return made
 
     def forward_large(
-        self, number: int, meta: messages.MessageMeta, settled: bool, state: bytes | None
+        self,
+        number: int,
+        meta: messages.MessageMeta,
+        settled: bool,
+        state: bytes | None,
+        tag: bytes | None,
     ) -> None:
         destination = destinations.Destination.parse(meta.destination or "")
         try:
             self._route(number, destination, meta, b"", settled, state)
         except errors.MusterError as error:
-            self.refuse(number, settled, state, error)
+            self.refuse(number, settled, state, error, tag)
         if self.link.credit <= CREDIT // 2:
             self.grant()
 
@@ -193,7 +211,7 @@ class ProducerLink:
         if frames.code_of(state) == frames.TRANSACTIONAL:
             outcome = transactions.send(state, send)
             if not settled:
-                self._engine.settle(self.link, number, outcome)
+                self._settle_in_order(number, outcome)
             return
         if _is_direct(destination) and not meta.persistent and not meta.delivery_time_ms:
             if meta.large is not None:
@@ -201,9 +219,22 @@ class ProducerLink:
                 self._connection.spawn(self._connection.jms.notify(release))
             self._connection.forwarder.add(self, number, settled, destination.subject, body, raw)
             return
-        future = self._connection.jms.submit([send])
+        future = self._latest = self._connection.jms.submit([send])
         self.started(len(body))
         future.add_done_callback(lambda done: self._stored(number, settled, len(body), done))
+
+    def _settle_in_order(self, number: int, outcome: bytes) -> None:
+        """Send an outcome after those of earlier messages, which may be in no transaction."""
+
+        def settle(_: asyncio.Future[None] | None) -> None:
+            if not self._connection.ended:
+                self._engine.settle(self.link, number, outcome)
+                self._connection.flush_soon()
+
+        if self._latest is None or not self.under_way:
+            settle(None)
+        else:
+            self._latest.add_done_callback(settle)
 
     def _stored(self, number: int, settled: bool, size: int, done: asyncio.Future[None]) -> None:
         if done.cancelled() or self._connection.ended:

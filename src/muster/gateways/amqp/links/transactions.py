@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from muster.core import errors
 from muster.gateways.amqp.protocol import conditions, endpoints, frames
@@ -25,6 +26,7 @@ _GLOBAL: Final = {"amqp:distributed-transactions", "amqp:promotable-transactions
 _LOCAL_ONLY: Final = (
     "there are no distributed (XA) transactions; use a local transaction, and make the receiver idempotent"
 )
+_Live = tuple[Any, str, int]
 OPEN_MAX: Final = 1000  # of a connection; their messages are limited by its budget
 
 
@@ -37,6 +39,8 @@ class AmqpTransaction:
     defaults: dict[str, bytes] = field(default_factory=dict)  # of a rollback, by backlog; else failed
     # Topic messages, with their outcomes
     topic_deliveries: list[tuple[topics.TopicLink, int, bytes, bytes]] = field(default_factory=list)
+    # Messages that the client has not settled (link, backlog, number): data, outcome, and how to settle them
+    live: dict[_Live, tuple[bytes, bytes, Callable[[], None]]] = field(default_factory=dict)
     size: int = 0  # of the messages to send, in bytes
     held: int = 0  # of everything held in memory, in bytes
     error: errors.MusterError | None = None  # why it must be rolled back
@@ -121,6 +125,32 @@ class TransactionCoordinator:
             transaction.acks.setdefault(key, []).append(number)
         return True
 
+    def retire(self, token: endpoints.Token, state: bytes, settle: Callable[[], None]) -> None:
+        """A message has an outcome in a transaction, and is not settled: the client keeps it if the
+        transaction is rolled back.
+        """
+        link, key, number, data = token
+        transaction = self._named_by(link, state)
+        if transaction is None:
+            return
+        live = link, key, number
+        if any(live in other.live for other in self._open.values() if other is not transaction):
+            why = "a message has outcomes in two transactions"
+            self._connection.close_link(transaction.coordinator, "amqp:transaction:rollback", why)
+            self.abandon(transaction.coordinator)
+            return
+        try:
+            self._hold(transaction, len(state))
+        except errors.LimitExceeded as error:
+            transaction.error = error
+        else:
+            transaction.live[live] = data, _outcome(state, None), settle
+
+    def forget_live(self, link: consumers.OutgoingLink, key: str, number: int) -> None:
+        """The client settles the message."""
+        for transaction in self._open.values():
+            transaction.live.pop((link, key, number), None)
+
     def hold(self, state: bytes | None, topic_link: topics.TopicLink, number: int, data: bytes) -> None:
         """A topic message has an outcome in a transaction. If that has ended, the message is delivered
         again.
@@ -178,11 +208,15 @@ class TransactionCoordinator:
         self, link: endpoints.AmqpLink, number: int, transaction: AmqpTransaction, *, commit: bool
     ) -> None:
         error = transaction.error if commit else None
-        if commit and error is None and (transaction.sends or transaction.acks):
+        acks = {key: [*numbers] for key, numbers in transaction.acks.items()}
+        for (_, key, place), (_, outcome, _) in transaction.live.items():
+            if key and frames.code_of(outcome) == frames.ACCEPTED:
+                acks.setdefault(key, []).append(place)
+        if commit and error is None and (transaction.sends or acks):
             try:
-                await self._connection.jms.submit(transaction.sends, transaction.acks, atomic=True)
+                await self._connection.jms.submit(transaction.sends, acks, atomic=True)
             except errors.Unavailable as doubt:  # it may have been committed, or may still be
-                self._connection.outcomes.discharged(transaction.acks)
+                self._connection.outcomes.discharged(acks)
                 self._connection.fail(doubt)
                 return
             except errors.MusterError as failure:
@@ -190,17 +224,34 @@ class TransactionCoordinator:
         if error is not None or not commit:
             await self._roll_back(transaction)
         else:
-            self._connection.outcomes.discharged(transaction.acks)
+            self._connection.outcomes.discharged(acks)
             for key, place, outcome in transaction.refused:
-                self._connection.outcomes.forget(key, place)  # it may return to this client
-                self._connection.outcomes.release(frames.code_of(outcome), outcome, key, place)
+                self._connection.outcomes.return_message(outcome, key, place)
             for topic_link, place, data, outcome in transaction.topic_deliveries:
                 topic_link.returned(place, data, frames.code_of(outcome), outcome)
+            self._connection.link_factory.end_settled()
         if error is not None:
-            # The Java client treats any condition except amqp:transaction:rollback as a rollback.
-            self.refuse(link, number, False, errors.MusterError(error.message))
+            kind = (
+                errors.MusterError if self._connection.is_qpid_jms else message_errors.TransactionRolledBack
+            )
+            self.refuse(link, number, False, kind(error.message))
         else:
-            self._connection.running.accept(link, number)
+            self._connection.running.settle(link, number, frames.ACCEPTED_STATE)
+            if commit:
+                self._settle_live(transaction)
+
+    def _settle_live(self, transaction: AmqpTransaction) -> None:
+        """Apply the outcomes of messages that the client has not settled. It may have settled one meanwhile,
+        which is then in another transaction, or over.
+        """
+        for (holder, key, place), (data, outcome, settle) in transaction.live.items():
+            code = frames.code_of(outcome)
+            settle()
+            if not key:
+                holder.returned(place, data, code, outcome)
+            elif code != frames.ACCEPTED:
+                self._connection.outcomes.return_message(outcome, key, place)
+        self._connection.link_factory.end_settled()
 
     def refuse(self, link: endpoints.AmqpLink, number: int, settled: bool, error: errors.MusterError) -> None:
         """Report an error to the client: by the outcome of its message, or else by the end of the link."""
@@ -235,6 +286,7 @@ class TransactionCoordinator:
                 topic_link.returned(place, data, frames.code_of(default_outcome), default_outcome)
             else:
                 topic_link.redeliver(place, data, counted=True)
+        self._connection.link_factory.end_settled()
 
 
 def check_capabilities(capabilities: frozenset[str]) -> None:

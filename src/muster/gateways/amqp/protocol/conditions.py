@@ -14,6 +14,7 @@ _NAMES: Final[tuple[tuple[type[errors.MusterError], str], ...]] = (
     (errors.Forbidden, "amqp:unauthorized-access"),
     (errors.LimitExceeded, "amqp:resource-limit-exceeded"),
     (errors.Overloaded, "amqp:resource-limit-exceeded"),
+    (message_errors.TransactionRolledBack, "amqp:transaction:rollback"),
     (message_errors.UnknownTransaction, "amqp:transaction:unknown-id"),
     (errors.NotFound, "amqp:not-found"),
     (message_errors.FormatError, "amqp:decode-error"),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final, Protocol
 
+from muster.core import errors
 from muster.gateways.amqp import memory_budget
 from muster.gateways.amqp.protocol import frames
 
@@ -27,6 +28,16 @@ LinkKey = tuple[str, bool]  # the name of a link, and whether this side receives
 
 def ignore(*_: Any) -> None:
     """Default handler of a link before it has an owner."""
+
+
+def numbers_from(deliveries: Collection[int], first: int, last: int) -> list[int]:
+    """The numbers of deliveries from ``first`` to ``last``. They wrap around after the highest."""
+    count = (last - first + 1) & MASK
+    if count > MASK >> 1:
+        raise ValueError(f"the deliveries from {first} to {last} end before they begin")
+    if first + count > MASK or count > len(deliveries):
+        return [number for number in deliveries if (number - first) & MASK < count]
+    return [number for number in range(first, first + count) if number in deliveries]
 
 
 class LargeMessageReceiver(Protocol):
@@ -51,6 +62,7 @@ class AmqpSession:
         "on_room",
         "outgoing",
         "over_unsettled_limit",
+        "received",
         "unsettled",
         "unsettled_bytes",
         "window",
@@ -70,7 +82,10 @@ class AmqpSession:
         self.unsettled: dict[int, Token] = {}
         self.unsettled_bytes = 0
         self.over_unsettled_limit = False  # no more deliveries until half of it is settled
-        self.accepted: tuple[int, int] | None = None  # first and last accepted delivery, not sent yet
+        # Link, first and last accepted delivery, not sent yet
+        self.accepted: tuple[AmqpLink, int, int] | None = None
+        # Deliveries that this side settles after the peer: their links and tags, by number
+        self.received: dict[int, tuple[LinkKey, bytes]] = {}
         self.blocked: deque[tuple[AmqpLink, int, bytes, bool, bool]] = deque()
         self.on_room: list[Callable[[], None]] = []  # called once when more may be sent, or never
         self.draining: set[AmqpLink] = set()  # to be drained after their blocked messages are sent
@@ -90,15 +105,6 @@ class AmqpSession:
             self.unsettled_bytes -= size
             self.budget.remove_unsettled(size)
         return token
-
-    def unsettled_from(self, first: int, last: int) -> list[int]:
-        """The unsettled numbers from ``first`` to ``last``. Numbers wrap around after the highest."""
-        count = (last - first + 1) & MASK
-        if count > MASK >> 1:
-            raise ValueError(f"the deliveries from {first} to {last} end before they begin")
-        if first + count > MASK or count > len(self.unsettled):
-            return [number for number in self.unsettled if (number - first) & MASK < count]
-        return [number for number in range(first, first + count) if number in self.unsettled]
 
     def window_state(self, *, held: bool) -> tuple[int, int, int]:
         """Next incoming number, incoming window, next outgoing number. The window does not grow while
@@ -122,7 +128,22 @@ class AmqpSession:
         """The session has ended: nothing is unsettled any more."""
         self.budget.remove_unsettled(self.unsettled_bytes)
         self.unsettled.clear()
+        self.received.clear()
         self.unsettled_bytes = 0
+
+
+class ResumedDelivery:
+    """Ignores a message that the peer sends again. ``complete`` is called after the last part."""
+
+    def __init__(self, complete: Callable[[bool], None]) -> None:
+        self._complete = complete
+
+    def add(self, part: bytes) -> None:
+        pass
+
+    def end(self, settled: bool, state: bytes | None, *, aborted: bool) -> None:
+        if not aborted:
+            self._complete(settled)
 
 
 class AmqpLink:
@@ -141,6 +162,7 @@ class AmqpLink:
         "drain",
         "handle",
         "identity",
+        "incomplete",
         "key",
         "large",
         "lead",
@@ -151,6 +173,7 @@ class AmqpLink:
         "on_large",
         "on_message",
         "on_oversize",
+        "overdrawn",
         "partial",
         "parts",
         "peer_detached",
@@ -167,7 +190,9 @@ class AmqpLink:
         self.key = key
         self.namesake: AmqpLink | None = None  # the link of another session that had this key
         self.peer_detached: bool | None = None  # whether the peer closed it with its detach
-        self.problem: str | None = None  # why it is refused
+        self.problem: errors.MusterError | None = None  # why it is refused
+        self.overdrawn = False  # the peer sent a message while it was being attached
+        self.incomplete = False  # its attach named some of its unsettled deliveries only
         self.can_reject = True  # the peer knows this outcome of what it sends
         self.default_outcome: bytes | None = None  # of messages that the peer settles without an outcome
         self.wrapper: Any = None

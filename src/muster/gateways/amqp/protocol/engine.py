@@ -30,12 +30,15 @@ OUT_BYTES_MAX: Final = 1 << 20  # output for a socket at one time before links s
 _FIRST_FRAME_BYTES_MAX: Final = 512  # until the peer has stated its maximum frame size
 _MASK: Final = endpoints.MASK
 _OVERDRAWN: Final = _MASK - (1 << 24)  # a credit above this is negative
+_STOLEN: Final = "amqp:link:stolen"
+RETAINED_MAX: Final = 10_000  # outcomes that the peer has not settled; the oldest are forgotten
 
 
 class AmqpEngine:
     """``on_outcome`` is called with the outcome of a message (its token, the code of the state, the state),
     ``on_event`` with proton's events. ``on_unsettled_outcome`` is called after outcomes that the peer did not
-    settle, with a function to call when they are stored. ``on_stolen`` is called with a link that ends
+    settle, with a function to call when they are stored; ``on_retired`` for such outcomes in a transaction,
+    with a function to call after the commit. ``on_stolen`` is called with a link that ends
     because the peer attached another one with its name in the same session.
     """
 
@@ -46,6 +49,7 @@ class AmqpEngine:
         on_event: Callable[[Any], None],
         budget: memory_budget.ConnectionBudget | None = None,
         on_unsettled_outcome: Callable[[Callable[[], None]], None] = lambda confirm: confirm(),
+        on_retired: Callable[[endpoints.Token, bytes, Callable[[], None]], None] = endpoints.ignore,
         on_stolen: Callable[[endpoints.AmqpLink], None] = endpoints.ignore,
     ) -> None:
         self.budget = budget or memory_budget.ConnectionBudget(memory_budget.CONNECTION)
@@ -64,6 +68,7 @@ class AmqpEngine:
         self._on_outcome = on_outcome
         self._on_event = on_event
         self._on_unsettled_outcome = on_unsettled_outcome
+        self._on_retired = on_retired
         self._on_stolen = on_stolen
         self._greeted = False
         self._rest = b""
@@ -71,6 +76,8 @@ class AmqpEngine:
         self.accepted = 0  # number of messages accepted, if the last `push` contained nothing else
         self._links: dict[Any, endpoints.AmqpLink] = {}
         self._names: dict[endpoints.LinkKey, endpoints.AmqpLink] = {}  # the latest link with each name
+        # Outcomes that the peer has not settled, by link and tag; they outlive the attachment of the link
+        self._retained: dict[tuple[endpoints.LinkKey, bytes], bytes] = {}
         # Those that proton has, also after the peer has detached them
         self._of_sessions: dict[tuple[endpoints.AmqpSession, endpoints.LinkKey], endpoints.AmqpLink] = {}
         self._arriving: endpoints.AmqpSession | endpoints.AmqpLink | None = None
@@ -204,7 +211,7 @@ class AmqpEngine:
             )
         elif code == frames.ATTACH and session is not None:
             fields, _ = frames.fields(frame, at, 10)
-            name, handle, receives, mode = (*fields, None, None, None, None)[:4]
+            name, handle, receives, send_mode, receive_mode = (*fields, *[None] * 5)[:5]
             frames.require("an attach", name=name, handle=handle, role=receives)
             if not isinstance(name, str) or type(handle) is not int or type(receives) is not bool:
                 raise ValueError("an attach whose name, handle or role has the wrong type")
@@ -223,8 +230,11 @@ class AmqpEngine:
             if receives:
                 attached.default_outcome = frames.default_outcome(fields[5] if len(fields) > 5 else None)
             else:  # a sender begins to count at any number
-                attached.send_mode = mode if mode in (0, 1) else None
+                attached.send_mode = send_mode if send_mode in (0, 1) else None
+                attached.settles_second = receive_mode == 1
                 attached.delivered = first if type(first) is int else 0
+                if len(fields) < 8 or fields[7] is None:
+                    self._forget_retained(attached)  # the peer has settled them
             self._free_name(session, attached.key)
             self._arriving, self._arriving_number = attached, handle
         elif code == frames.DETACH and session is not None:
@@ -246,6 +256,8 @@ class AmqpEngine:
             handle, closed = (*frames.fields(frame, at, 2)[0], None)[:2]
             link = session.links.pop(handle or 0, None)
             if link is not None:
+                if closed:
+                    self._forget_retained(link)
                 link.peer_detached = bool(closed)
                 self.budget.remove_links(1)
                 self._release_link(link)
@@ -266,7 +278,7 @@ class AmqpEngine:
             if is_open == (code == frames.OPEN):
                 return "amqp:illegal-state", "a connection begins with one open"
             if code == frames.OPEN and channel:
-                return "amqp:not-allowed", "an open belongs on channel 0"
+                return "amqp:connection:framing-error", "an open belongs on channel 0"
         elif frame[4] >= 2 and frame[5] != 0:
             return "amqp:connection:framing-error", f"frames of type {frame[5]} are not allowed here"
         elif 2 <= frame[4] < len(frame) / 4:
@@ -287,7 +299,7 @@ class AmqpEngine:
         """End a link because the peer has attached another one with its name."""
         if link.wrapper.state & proton.Endpoint.LOCAL_UNINIT:
             link.wrapper.open()
-        self.close(link, "amqp:link:stolen", f"another link with the name {link.key[0]!r} was attached")
+        self.close(link, _STOLEN, f"another link with the name {link.key[0]!r} was attached")
 
     def _free_name(self, session: endpoints.AmqpSession, key: endpoints.LinkKey) -> None:
         """Proton has one link of a name in a session. The peer still knows the handle of the old one, or
@@ -336,7 +348,8 @@ class AmqpEngine:
         self._on_event(event)
 
     def _transfer(self, session: endpoints.AmqpSession, data: bytes, at: int, end: int) -> None:
-        handle, number, tag, (settled, more, state, aborted, form, second), start = frames.transfer(data, at)
+        handle, number, tag, rest, start = frames.transfer(data, at)
+        settled, more, state, aborted, form, second, resumed = rest
         if start > end:
             raise ValueError("a transfer extends beyond its frame")
         session.incoming = (session.incoming + 1) & _MASK
@@ -350,8 +363,9 @@ class AmqpEngine:
         if link is None:
             self._end(session, "amqp:session:unattached-handle", f"handle {handle} has no link")
             return
-        if link.handle is None:
-            return  # closed on this side, and the peer does not know yet
+        if link.handle is None:  # closed on this side, and the peer does not know yet; or not open yet
+            link.overdrawn = True
+            return
         if not link.key[1]:
             self.close(link, "amqp:not-allowed", "a transfer on a link that receives")
             return
@@ -376,12 +390,24 @@ class AmqpEngine:
                 return
         if link.partial is None:
             if link.credit <= 0:
-                self.close(link, "amqp:link:transfer-limit-exceeded", "there was no credit for this message")
+                self._close_overdrawn(link)
+                return
+            if link.incomplete and not resumed:
+                why = "a new message, although the unsettled ones in the attach were not all"
+                self.close(link, "amqp:illegal-state", why)
                 return
             assert number is not None
             link.credit -= 1
             link.delivered += 1
-            if not more:
+            link.identity = tag, form
+            if link.settles_second and tag is not None and not settled:
+                if len(session.received) >= RETAINED_MAX:
+                    del session.received[next(iter(session.received))]
+                session.received[number] = link.key, tag
+            if resumed:
+                complete = functools.partial(self._resumed, link, number, tag or b"")
+                link.large = endpoints.ResumedDelivery(complete)
+            elif not more:
                 if aborted:
                     link.on_aborted()
                 elif end - start > link.bytes_max:
@@ -389,8 +415,24 @@ class AmqpEngine:
                 else:
                     link.on_message(number, data[start:end], settled, state)
                 return
-            link.partial, link.identity = (number, settled, state), (tag, form)
+            link.partial = number, settled, state
         link.add(data[start:end], settled, state, more=more, aborted=aborted)
+
+    def _resumed(self, link: endpoints.AmqpLink, number: int, tag: bytes, settled: bool) -> None:
+        """The peer sent a message of an earlier attachment again: tell it the outcome, if there is one."""
+        if settled:
+            self._retained.pop((link.key, tag), None)
+        elif (state := self._retained.get((link.key, tag))) is not None:
+            self.settle(link, number, state)
+        link.on_aborted()
+
+    def _forget_retained(self, link: endpoints.AmqpLink) -> None:
+        if link.settles_second:
+            for entry in [entry for entry in self._retained if entry[0] == link.key]:
+                del self._retained[entry]
+
+    def _close_overdrawn(self, link: endpoints.AmqpLink) -> None:
+        self.close(link, "amqp:link:transfer-limit-exceeded", "there was no credit for this message")
 
     def _end(self, session: endpoints.AmqpSession, condition: str, why: str) -> None:
         if session.wrapper.state & proton.Endpoint.LOCAL_CLOSED:
@@ -400,10 +442,14 @@ class AmqpEngine:
         session.shut()
         self._output_pending = True
 
-    def close(self, link: endpoints.AmqpLink, condition: str, why: str) -> None:
+    def close(self, link: endpoints.AmqpLink, condition: str, why: str, tag: bytes | None = None) -> None:
+        """``tag``: of the delivery that is the reason, encoded."""
         link.shut()
         link.abort()
-        link.wrapper.condition = proton.Condition(condition, why)
+        if condition != _STOLEN:  # else the link goes on, with its unsettled messages
+            self._forget_retained(link)
+        info = None if tag is None else {proton.symbol(frames.DELIVERY_TAG): frames.binary_of(tag)}
+        link.wrapper.condition = proton.Condition(condition, why, info)
         link.wrapper.close()
         self._output_pending = True
 
@@ -431,14 +477,22 @@ class AmqpEngine:
         frames.require("a disposition", role=role, first=first)
         if type(role) is not bool or type(first) is not int or type(last) not in (int, type(None)):
             raise ValueError("a disposition whose role or deliveries have the wrong type")
-        if not role:
-            return  # of the peer's messages: this side always settles them
+        last = first if last is None else last
+        if not role:  # of the peer's messages
+            for number in endpoints.numbers_from(session.received, first, last) if settled else ():
+                self._retained.pop(session.received.pop(number), None)
+            return
         if not isinstance(state, bytes):
             state = None
         code = frames.ACCEPTED if state == frames.ACCEPTED_STATE else frames.code_of(state)
         if not settled and not frames.is_outcome(code, state):
             return  # no outcome yet
-        for number in session.unsettled_from(first, first if last is None else last):
+        if not settled and code == frames.TRANSACTIONAL and state is not None:
+            for number in endpoints.numbers_from(session.unsettled, first, last):
+                settle = functools.partial(self._retire, session, number, state)
+                self._on_retired(session.unsettled[number], state, settle)
+            return
+        for number in endpoints.numbers_from(session.unsettled, first, last):
             token = session.settle(number)
             if token is not None and (token[1] or code != frames.ACCEPTED):
                 self._on_outcome(token, code, state)
@@ -446,18 +500,22 @@ class AmqpEngine:
             self.check_unsettled(session)
         if not settled:
             # The receiver settles after this side (rcv-settle-mode second): when the outcome is stored.
-            self._on_unsettled_outcome(
-                functools.partial(self._confirm, session, first, first if last is None else last, state)
-            )
+            self._on_unsettled_outcome(functools.partial(self._confirm, session, first, last, state))
+
+    def _retire(self, session: endpoints.AmqpSession, number: int, state: bytes) -> None:
+        """The transaction of an outcome was committed."""
+        if session.settle(number) is not None:
+            self._confirm(session, number, number, frames.outcome_of(state))
+        if session.over_unsettled_limit:
+            self.check_unsettled(session)
 
     def _confirm(self, session: endpoints.AmqpSession, first: int, last: int, state: bytes | None) -> None:
         if session.channel is not None:
             self._put(frames.disposition(session.channel, first, last, state or b"\x40", receiver=False))
 
     def _flow(self, session: endpoints.AmqpSession, data: bytes, at: int) -> None:
-        incoming, incoming_window, outgoing, peer_window, handle, delivered, credit, _ = frames.numbers(
-            data, at, 8
-        )
+        incoming, incoming_window, outgoing, peer_window, handle, *of_link = frames.numbers(data, at, 8)
+        delivered, credit, _ = of_link
         if incoming_window is None or outgoing is None or peer_window is None:
             frames.require(
                 "a flow",
@@ -474,7 +532,7 @@ class AmqpEngine:
             if not session.blocked:
                 self._notify_credit(list(session.links.values()))
         if handle is None:
-            if delivered is not None or credit is not None or drain:
+            if drain or of_link != [None] * 3:
                 self._end(
                     session, "amqp:invalid-field", "a flow with fields of a link, but without its handle"
                 )
@@ -653,24 +711,30 @@ class AmqpEngine:
         accepted = session.accepted
         if accepted is None:
             self._accepting.append(session)
-        elif number == accepted[1] + 1:
-            session.accepted = (accepted[0], number)
+        elif accepted[0] is link and number == accepted[2] + 1:
+            session.accepted = (link, accepted[1], number)
             return
         else:
             self._flush_accepted(session)
-        session.accepted = (number, number)
+        session.accepted = (link, number, number)
 
     def _flush_accepted(self, session: endpoints.AmqpSession) -> None:
         if session.accepted is not None and session.channel is not None:
-            first, last = session.accepted
+            _, first, last = session.accepted
             self._put(frames.disposition(session.channel, first, last, frames.ACCEPTED_STATE))
         session.accepted = None
 
     def settle(self, link: endpoints.AmqpLink, number: int, state: bytes) -> None:
         """Send an outcome, and settle unless the peer settles first."""
-        if link.session.channel is not None:
+        session = link.session
+        self._flush_accepted(session)  # outcomes keep their order
+        if link.settles_second and (entry := session.received.get(number)) is not None:
+            if len(self._retained) >= RETAINED_MAX:
+                del self._retained[next(iter(self._retained))]
+            self._retained[entry] = state
+        if session.channel is not None:
             settled = not link.settles_second
-            self._put(frames.disposition(link.session.channel, number, number, state, settled=settled))
+            self._put(frames.disposition(session.channel, number, number, state, settled=settled))
 
     # Output.
 
@@ -710,8 +774,8 @@ class AmqpEngine:
             self._close_sent = True
 
     def _opened(self, frame: bytes, at: int, channel: int) -> bytes:
-        """An attach of proton: the link has its handle. Proton does not write the default outcome of its
-        source, which is in effect.
+        """An attach of proton: the link has its handle. Proton writes neither the default outcome of its
+        source, which is in effect, nor unsettled deliveries.
         """
         fields, _ = frames.fields(frame, at, 3)
         for link in self.links():
@@ -720,6 +784,14 @@ class AmqpEngine:
                 link.opened(channel, fields[1])
                 if link.default_outcome is not None and len(link.default_outcome) < 256:
                     frame = frames.with_default_outcome(frame, at, link.default_outcome)
+                unsettled = [entry for entry in self._retained.items() if entry[0][0] == link.key]
+                if unsettled:
+                    parts = [part for (_, tag), state in unsettled for part in (tag, state)]
+                    most = self._payload_max + frames.TRANSFER_BYTES
+                    frame, complete = frames.with_unsettled(frame, at, parts, most)
+                    link.incomplete = not complete
+                if link.overdrawn and not link.wrapper.state & proton.Endpoint.LOCAL_CLOSED:
+                    self._close_overdrawn(link)
         return frame
 
     @property

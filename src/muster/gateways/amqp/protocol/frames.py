@@ -16,6 +16,7 @@ OPEN, BEGIN, ATTACH, FLOW, TRANSFER, DISPOSITION, DETACH, END, CLOSE = range(0x1
 ACCEPTED, REJECTED, RELEASED, MODIFIED = range(0x24, 0x28)
 _SOURCE, DECLARED, TRANSACTIONAL = 0x28, 0x33, 0x34
 _SOURCE_HEAD: Final = bytes((0, 0x53, _SOURCE))
+DELIVERY_TAG: Final = "delivery-tag"  # in the info of an error
 HEADER: Final = b"AMQP\x00\x01\x00\x00"
 EMPTY: Final = b"\x00\x00\x00\x08\x02\x00\x00\x00"
 ACCEPTED_STATE: Final = b"\x00\x53\x24\x45"
@@ -107,8 +108,8 @@ def require(frame: str, **values: object) -> None:
         raise ValueError(f"{frame} without {' and '.join(missing)}")
 
 
-# Settled, more, state, aborted, message format, whether the receiver settles second
-Rest = tuple[bool, bool, bytes | None, bool, int | None, bool]
+# Settled, more, state, aborted, message format, whether the receiver settles second, resumed
+Rest = tuple[bool, bool, bytes | None, bool, int | None, bool, bool]
 _known: dict[bytes, Rest] = {}
 
 
@@ -169,7 +170,8 @@ def _rest(raw: bytes, count: int) -> Rest:
     items += [None] * (8 - len(items))
     if items[3] not in (None, 0, 1):
         raise ValueError(f"a transfer with the unknown settle mode {items[3]!r}")
-    rest = (bool(items[1]), bool(items[2]), items[4], bool(items[6]), items[0], items[3] == 1)
+    settled, more, resumed, aborted = (bool(items[place]) for place in (1, 2, 5, 6))
+    rest = (settled, more, items[4], aborted, items[0], items[3] == 1, resumed)
     if rest[2] is None:
         if len(_known) >= _KNOWN_MAX:
             _known.clear()
@@ -237,28 +239,37 @@ def default_outcome(source: bytes | None) -> bytes | None:
 
 def with_default_outcome(frame: bytes, at: int, outcome: bytes) -> bytes:
     """An attach, whose fields begin at ``at``, with the default outcome of its source, if it has a source."""
-    items = _encoded_fields(frame, at)
+    items = amqp_types.elements(frame, at)
     if len(items) < 6 or not items[5].startswith(_SOURCE_HEAD):
         return frame
-    source = _encoded_fields(items[5], len(_SOURCE_HEAD))
-    source += [b"\x40"] * (9 - len(source))
-    source[8] = outcome
-    items[5] = _SOURCE_HEAD + amqp_types.sequence(source)
+    source = amqp_types.sequence(_with_field(amqp_types.elements(items[5], len(_SOURCE_HEAD)), 8, outcome))
+    return _changed(frame, at, _with_field(items, 5, _SOURCE_HEAD + source))
+
+
+def with_unsettled(frame: bytes, at: int, deliveries: list[bytes], bytes_max: int) -> tuple[bytes, bool]:
+    """An attach with unsettled deliveries (tags and states in turn), and whether it names all of them: the
+    frame has at most ``bytes_max``.
+    """
+    size, fitting = len(frame) + 16, 0
+    while fitting < len(deliveries):
+        size += len(deliveries[fitting]) + len(deliveries[fitting + 1])
+        if size > bytes_max:
+            break
+        fitting += 2
+    items = _with_field(amqp_types.elements(frame, at), 7, amqp_types.encoded_map(deliveries[:fitting]))
+    complete = fitting == len(deliveries)
+    return _changed(frame, at, items if complete else _with_field(items, 8, b"\x41")), complete
+
+
+def _with_field(items: list[bytes], place: int, value: bytes) -> list[bytes]:
+    items += [b"\x40"] * (place + 1 - len(items))
+    items[place] = value
+    return items
+
+
+def _changed(frame: bytes, at: int, items: list[bytes]) -> bytes:
     changed = frame[4:at] + amqp_types.sequence(items)
     return _U32.pack(4 + len(changed)) + changed
-
-
-def _encoded_fields(data: bytes, at: int) -> list[bytes]:
-    """The fields of a list, not decoded."""
-    if data[at] == 0x45:
-        return []
-    count, at = (data[at + 2], at + 3) if data[at] == 0xC0 else (_U32.unpack_from(data, at + 5)[0], at + 9)
-    items: list[bytes] = []
-    for _ in range(count):
-        end = amqp_types.skip(data, at)
-        items.append(data[at:end])
-        at = end
-    return items
 
 
 def names_transaction(properties: bytes) -> bool:
@@ -271,7 +282,12 @@ def transaction_of(state: bytes | None) -> bytes:
     items = state_fields(state)
     if not items or not isinstance(items[0], bytes) or items[0][:1] not in (b"\xa0", b"\xb0"):
         raise ValueError("a transactional state names no transaction")
-    return items[0][2 if items[0][0] == 0xA0 else 5 :]
+    return binary_of(items[0])
+
+
+def binary_of(encoded: bytes) -> bytes:
+    """An encoded binary value."""
+    return encoded[2 if encoded[0] == 0xA0 else 5 :]
 
 
 def outcome_of(state: bytes | None) -> bytes | None:
@@ -341,8 +357,9 @@ def disposition(
     return _U32.pack(11 + len(made)) + b"\x02\x00" + channel.to_bytes(2, "big") + b"\x00\x53\x15" + made
 
 
-def rejected(condition: str, description: str) -> bytes:
-    return b"\x00\x53\x25" + _error(condition, description)
+def rejected(condition: str, description: str, tag: bytes | None = None) -> bytes:
+    """``tag``: of the delivery, encoded, for senders that do not wait for outcomes."""
+    return b"\x00\x53\x25" + _error(condition, description, tag)
 
 
 def close(condition: str, description: str) -> bytes:
@@ -351,10 +368,12 @@ def close(condition: str, description: str) -> bytes:
     return _U32.pack(8 + len(made)) + b"\x02\x00\x00\x00" + made
 
 
-def _error(condition: str, description: str) -> bytes:
+def _error(condition: str, description: str, tag: bytes | None = None) -> bytes:
     """The only field of a list: an error."""
-    error = amqp_types.sequence([amqp_types.text(condition, symbol=True), amqp_types.text(description)])
-    return amqp_types.sequence([b"\x00\x53\x1d" + error])
+    items = [amqp_types.text(condition, symbol=True), amqp_types.text(description)]
+    if tag is not None:
+        items.append(amqp_types.mapping({DELIVERY_TAG: tag}, symbols=True))
+    return amqp_types.sequence([b"\x00\x53\x1d" + amqp_types.sequence(items)])
 
 
 def declared(name: bytes) -> bytes:

@@ -79,8 +79,8 @@ class SaslServer:
         return self._buffer
 
     async def receive(self, data: bytes) -> bytes:
-        """The bytes to reply with, also if the login has ``failed``. Raises `errors.InvalidInput` if the peer
-        does not use SASL.
+        """The bytes to reply with, also if the login has ``failed``: nothing after a frame that may not come.
+        Raises `errors.InvalidInput` if the peer does not use SASL.
         """
         self._buffer += data
         reply = b""
@@ -96,8 +96,7 @@ class SaslServer:
             try:
                 if (body := self._next()) is None:
                     break
-                code, fields = _parse(body)
-                reply += await self._handle(code, fields)
+                reply += await self._handle(*_parse(body))
             except (errors.Refused, errors.NotFound, errors.Overloaded) as error:
                 self.failed = True
                 outcome = _TEMPORARY if isinstance(error, errors.Overloaded) else _WRONG
@@ -105,7 +104,6 @@ class SaslServer:
             except (ValueError, LookupError, struct.error) as error:
                 events.info("malformed-sasl", error=error)
                 self.failed = True
-                reply += _frame(_OUTCOME, [bytes((0x50, _WRONG))])
         return reply
 
     def _next(self) -> bytes | None:
@@ -138,14 +136,17 @@ class SaslServer:
     async def _proceed(self, mechanism: str, data: bytes) -> bytes:
         """The next message of the client's mechanism, in its init or in a response."""
         assert self._verifiers is not None
-        if mechanism == "PLAIN":
-            _, name, password = data.split(b"\0")
-            return self._succeed(await self._verifiers.check(name.decode(), password.decode(), self._address))
-        if self._scram is None:
-            self._scram = _Scram(self._verifiers, mechanism, self._nonce(), self._address)
-            return _frame(_CHALLENGE, [_binary(await self._scram.first(data))])
-        login, final = await self._scram.last(data)
-        return self._succeed(login, final)
+        try:
+            if mechanism == "PLAIN":
+                _, name, password = data.split(b"\0")
+                login = await self._verifiers.check(name.decode(), password.decode(), self._address)
+                return self._succeed(login)
+            if self._scram is None:
+                self._scram = _Scram(self._verifiers, mechanism, self._nonce(), self._address)
+                return _frame(_CHALLENGE, [_binary(await self._scram.first(data))])
+            return self._succeed(*await self._scram.last(data))
+        except (ValueError, LookupError) as error:
+            raise errors.Unauthorized(f"not a response of {mechanism}: {error}") from error
 
     def _succeed(self, login: passwords.PasswordLogin, data: bytes | None = None) -> bytes:
         self.login = login
@@ -198,9 +199,6 @@ def _attributes(message: bytes) -> dict[str, str]:
         if not equals:
             raise ValueError(f"{part[:20]!r} is not an attribute")
         attributes[name] = value
-    for needed in ("r",):
-        if needed not in attributes:
-            raise ValueError(f"the attribute {needed} is missing")
     return attributes
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -204,6 +205,57 @@ async def test_a_lease_that_is_over_ends_also_if_no_holder_is_left_of_its_contex
         await p.primary.end_lease("k")
 
 
+async def test_a_node_that_is_only_slow_is_warned_and_not_fenced(start: Start, monkeypatch):
+    """It is connected, and answers the warning with a page; the write is refused."""
+    p, q = await start("p"), await start("q")
+    await p.writer.write(put(), "ann")
+    await q.freshness.refresh(1.0)
+
+    async def hangs(_: Any) -> None:
+        await asyncio.Future()
+
+    monkeypatch.setattr(p.primary, "update", hangs)
+    for _ in range(2):
+        with pytest.raises(errors.TimedOut, match="p does not reply to q, and still appends"):
+            await q.writer.write(put(value=b"2"), "ann")
+    monkeypatch.undo()
+    assert (await q.writer.write(put(value=b"3"), "ann")).primary == "p"
+    assert not q.records.fences
+
+
+async def test_a_node_that_does_not_answer_the_warnings_of_two_others_is_fenced_once(
+    start: Start, simulated_network
+):
+    p, q, r = await start("p"), await start("q"), await start("r")
+    await p.writer.write(put(), "ann")
+    for node in (q, r):
+        await node.freshness.refresh(1.0)
+    simulated_network.unplug("p")  # its broker does not know it yet
+    begun_s = asyncio.get_running_loop().time()
+    written = await asyncio.gather(*(node.writer.write(put(), "ann") for node in (q, r)))
+    assert asyncio.get_running_loop().time() - begun_s < 10.0
+    assert {write.primary for write in written} <= {"q", "r"}
+    assert [fence.node for fence in q.records.fences] == ["p"]
+    simulated_network.heal()
+    await asyncio.sleep(5.0)
+    assert (await p.search.find_here(protocol.FindContexts("key = 'k'"))).moved == ["k"]
+    assert (await p.writer.write(put(value=b"3"), "ann")).primary == written[0].primary
+    assert p.failure() is None
+
+
+async def test_a_warning_of_which_its_writer_was_stopped_is_given_again(start: Start):
+    p, q = await start("p"), await start("q")
+    await p.writer.write(put(), "ann")
+    await q.freshness.refresh(1.0)
+    for loop in p._loops:
+        loop.cancel()
+    first = await q.log.warn("p")
+    assert await q.log.warn("p") == first
+    await asyncio.sleep(60.0)
+    assert await q.log.warn("p") > first
+    assert not await q.log.fence("p", []), "it has time to append"
+
+
 # Processes, and pages whose fate is not known.
 
 
@@ -253,6 +305,56 @@ async def test_of_two_processes_of_one_node_the_first_appends_nothing_after_the_
     assert "another process runs" in (first.failure() or "")
     assert (await second.reader.get(get(), "ann")).value == b"3"
     assert second.failure() is None
+
+
+@pytest.mark.parametrize("damage", ["shortened", "replaced"])
+async def test_a_node_reads_a_log_again_that_is_not_the_one_it_has_applied(
+    start: Start, simulated_network, damage: str
+):
+    """The disk of the broker lost what it had acknowledged, or the stream was made again."""
+    node = await start("p")
+    for number in range(3):
+        await node.writer.write(put(value=b"%d" % number), "ann")
+    await node.writer.write(put("last"), "ann")
+    log = simulated_network.logs[protocol.STREAM]
+    log.remove(log.last)
+    log.last -= 1
+    if damage == "replaced":
+        log.created_ns += 1
+    waiting = asyncio.create_task(node.writer.write(put("new"), "ann"))
+    with contextlib.suppress(errors.TimedOut):
+        await waiting
+    await asyncio.sleep(5.0)
+    assert "last" not in node.replicas.index
+    assert (await node.reader.get(get(), "ann")).value == b"2"
+    assert (await node.writer.write(put("new", b"2"), "ann")).version
+    assert (await node.reader.get(get("new"), "ann")).value == b"2"
+    assert node.failure() is None
+
+
+async def test_a_new_process_writes_after_the_lease_of_the_former_one(start: Start, simulated_network):
+    """Also after a lease that the former process, which is frozen then, takes while the new one starts."""
+    first = await start("p", LEASE)
+    await first.writer.write(put(value=b"1"), "ann")
+    second = await start("p", LEASE)
+    await first.writer.write(put("other"), "ann")
+    first._loops[1].cancel()  # it receives no pages any more
+    writing = asyncio.create_task(second.writer.write(put(value=b"2"), "ann"))
+    await eventually(writing.done, timeout_s=30)
+    assert first.reader.local("k").value == b"1"  # type: ignore[union-attr]
+    assert first.reader.local("k", 0.0) is None
+    assert second.reader.local("k", 0.0).value == b"2"  # type: ignore[union-attr]
+
+
+async def test_a_page_that_is_stored_and_not_received_ends_reads_by_lease(start: Start, monkeypatch):
+    p, q = await start("p", LEASE), await start("q", LEASE)
+    await p.writer.write(put(value=b"1"), "ann")
+    p._loops[1].cancel()  # it receives no pages any more
+    await q.writer.write(put("other"), "ann")  # so that the next one is not applied at once
+    with pytest.raises(errors.TimedOut):
+        await (p.writer.begin(put(value=b"2"), "ann") or pytest.fail("it is not the primary"))[1]
+    assert p.reader.local("k").value == b"1"  # type: ignore[union-attr]
+    assert p.reader.local("k", 0.0) is None
 
 
 async def test_a_node_that_closes_ends_the_page_under_way(start: Start, simulated_network):

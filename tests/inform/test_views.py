@@ -102,6 +102,32 @@ async def test_a_file_that_is_no_view_of_this_node_is_not_used(tmp_path):
     assert (tmp_path / "n.db.discarded").read_bytes().startswith(b"a file")
 
 
+async def test_a_process_that_continues_does_not_write_into_the_view_of_the_next(tmp_path):
+    """It was frozen, and is behind: the file would have a position without all records up to there."""
+    frozen = log_view.ReplicaView(tmp_path / "n.db", "n")
+    await frozen.save({"a": [entry("a", 1)]}, facts(1))
+    view = log_view.ReplicaView(tmp_path / "n.db", "n")
+    await view.save({"a": [entry("a", 2)]}, facts(2))
+    for _ in range(2):
+        with pytest.raises(errors.Unavailable, match="another process writes"):
+            await frozen.save({"a": [entry("a", 1)], "b": [entry("b", 1)]}, facts(1))
+    assert await view.facts() == facts(2)
+    assert await view.value("a") == entry("a", 2)
+    assert await view.value("b") is None
+    await view.save({"a": [entry("a", 3)]}, facts(3))
+    for each in (frozen, view):
+        await each.close()
+
+
+async def test_a_view_of_another_log_is_not_loaded_if_it_was_being_made(start_node, tmp_path):
+    """Its position is that of the first complete save; it may have records before."""
+    view = log_view.ReplicaView(tmp_path / "n1.db", "n1")
+    await view.save({"a": [entry("a", 1)]}, log_view.ViewFacts("another log", 0, []))
+    await view.close()
+    node = await start_node("n1", view=tmp_path / "n1.db")
+    assert await node.records.current("a") is None
+
+
 async def test_a_node_starts_again_with_its_view(start_node, inform, tmp_path):
     file = tmp_path / "n1.db"
     first = await start_node("n1", view=file)

@@ -97,6 +97,7 @@ class ContextLogPage(InformMessage, frozen=True):
     fence: list[FenceCandidate] = []
     process: str = ""  # of the node, and the number of the page there: no two pages are equal
     number: int = 0
+    is_warning: bool = False  # of another node: this one does not reply, and is fenced unless it appends
 
 
 class Context(InformMessage, frozen=True):

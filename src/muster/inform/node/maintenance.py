@@ -147,7 +147,7 @@ class NodeMaintenance:
         if self.directory.nodes and self.directory.nodes[0] < self.node:
             return
         for node in sorted(self._lost):
-            await self.writer.fence(node)
+            await self.writer.fence(node, is_gone=False)
             self._lost.discard(node)
 
     async def _adopt(self) -> None:

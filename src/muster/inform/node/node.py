@@ -265,8 +265,7 @@ class InformationNode(lifecycle.ClosingContext):
         self._loops.append(self._supervisor.loop("view", self._view_writer.run))
         self._loops.append(self._supervisor.loop("log", self.follower.run))
         await self.follower.catch_up()
-        await log.look_up(self.name)
-        await asyncio.sleep(log.lease_left_s(self.name))  # of a former process, which may be frozen
+        await log.look_up(self.name)  # of a former process
         if self.replicas.evicted:
             await asyncio.to_thread(os_process.trim_heap)
         for subject in (protocol.to_node(self.name, "*"), protocol.to_all("*")):

@@ -180,8 +180,8 @@ class ContextReader:
                     ended = await self.links.request(primary_node, "end-lease", query, bool)
             except protocol.PrimaryMoved:
                 continue
-            except node_links.Silent:
-                await self.writer.fence(primary_node)
+            except node_links.Silent as silent:
+                await self.writer.fence(primary_node, is_gone=silent.is_gone)
             else:
                 live = None if ended else entry
 

@@ -4,7 +4,9 @@ The node that receives a client's request is the initiator.  For a new context i
 Otherwise it forwards the write to the primary (`muster.inform.node.primary`).  If the primary does not reply,
 the initiator fences it: from then on its contexts have other primaries, chosen among their holders
 (`muster.inform.node.log.fences`).  A node that answers from memory while it has its lease is fenced after the
-end of the lease only.  A fenced node that lives learns it from the log, and goes on with what it still is.
+end of the lease only; one that its broker has not reported gone, if it does not answer a warning in the log
+with a page, either.  Else the write is refused.  A fenced node that lives learns it from the log, and goes on
+with what it still is.
 """
 
 from __future__ import annotations
@@ -82,11 +84,11 @@ class ContextWriter:
                     self.records.holder_hints.pop(key, None)
                     await self.freshness.refresh(self.settings.timeout_s)
                     continue
-                except node_links.Silent:
-                    write = msgspec.structs.replace(write, repeat=True)
+                except node_links.Silent as error:
+                    write, silent = msgspec.structs.replace(write, repeat=True), error
             with primary.in_doubt(key):
                 if (await self._holders(key) or holders)[0] == primary_node:
-                    await self.fence(primary_node)
+                    await self.fence(primary_node, is_gone=silent.is_gone)
         with primary.in_doubt(key, is_repeat=write.repeat):
             raise errors.Unavailable(
                 f"the primary of {key!r} moved {primary.ATTEMPTS} times during the write"
@@ -123,21 +125,31 @@ class ContextWriter:
         stored.add_done_callback(lambda _: self.primary.locks.release(key))
         return record, stored
 
-    async def fence(self, node: str) -> None:
-        """End the time of a node as the primary of any context; it does not reply."""
+    async def fence(self, node: str, *, is_gone: bool = True) -> None:
+        """End the time of a node as the primary of any context; it does not reply. ``is_gone``: its broker
+        reported so. Else it may be reached by others, and is fenced only if it appends nothing, too."""
         begun_s, known = self.freshness.now_s(), self.log.applied
+        lives = errors.Unavailable(f"{node} does not reply to {self.node}, and still appends to the log")
         async with self.primary.locks.hold(f"\0{node}"):  # no key of a context
-            self.directory.remove(node)
+            if self._is_fenced(node, known):
+                return
+            warned = 0 if is_gone else await self.log.warn(node)
             live = [
                 protocol.FenceCandidate(other.node, other.load, other.proximity_ms, other.zone)
                 for other in self.directory.candidates()
+                if other.node != node
             ]
-            while not any(fence.node == node and fence.sequence > known for fence in self.records.fences):
+            while not self._is_fenced(node, known):
+                seen = self.log.seen.get(node)
+                has_appended = not is_gone and seen is not None and seen.sequence != warned
+                if has_appended or self.freshness.now_s() - begun_s > FENCE_S:
+                    raise lives
                 if await self.log.fence(node, live):
                     return
-                if self.freshness.now_s() - begun_s > FENCE_S:
-                    raise errors.Unavailable(f"{node} does not reply, and still appends to the log")
-                await asyncio.sleep(self.log.lease_left_s(node) + FENCE_AGAIN_S)
+                await asyncio.sleep(self.log.left_s(node) + FENCE_AGAIN_S)
+
+    def _is_fenced(self, node: str, since: int) -> bool:
+        return any(fence.node == node and fence.sequence > since for fence in self.records.fences)
 
     async def _holders(self, key: str) -> tuple[str, ...]:
         """The primary first; empty if there is no context."""

@@ -2,8 +2,10 @@
 
 What waits to be appended becomes one page, one message, one sync.  A node has one page under way.  It names
 what its node knew (`page_order`), and is published after the last page of its node (compare-and-set on the
-subject of the node).  A fence, which another node puts there, ends what the node was about to write.  The
-first page of a new process of the node ends what the former one may append, for ever.
+subject of the node).  A fence, which another node puts there, ends what the node was about to write.  It
+follows a report that the node's connection is gone, or a warning that the node did not answer with a page: a
+node that is only slow, or that only one other cannot reach, is not fenced.  The first page of a new process
+of the node ends what the former one may append, for ever.
 
 All nodes apply the log in its order.  A node has the result of an append when it has applied its page.
 
@@ -41,6 +43,7 @@ RETRY_S = 0.25
 CONFIRMS_MAX = 8
 LEASE_S = 5.0  # no other node takes contexts of a node that reads by lease for so long after its last page
 LEASE_SAFE_S = 4.0  # it reads from memory for so long after that was sent: rates of clocks may differ
+WARNED_S = 2.0  # a node that does not reply has so long to append, before it is fenced
 OWN_KEYS = "\0"  # keys of former records that are not of contexts begin with it
 
 
@@ -92,9 +95,12 @@ class SentPage(NamedTuple):
 
 
 class NodeSeen(NamedTuple):
-    sequence: int  # of its last page
-    at_s: float  # when that was applied here
+    """What is known of the last page of a node, when it is applied."""
+
+    sequence: int
     lease_s: float
+    leased_until_s: float  # the node may answer from memory
+    warned_until_s: float  # the page is a warning, and the node may append; -inf: it is none
 
 
 class ContextLog:
@@ -133,7 +139,11 @@ class ContextLog:
         self._process = secrets.token_hex(8)
         self._number = 0  # of the last page that was sent
         self._first_own = 0  # the sequence of the first page of this process
+        self._former_until_s = -float("inf")  # a former process of this node may answer from memory
         self.is_superseded = False  # another process of this node appends
+        self.identity = ""  # of the stream
+        self.is_replaced = False  # what was applied is of another stream, or of pages that were lost
+        self._following: api.OrderedConsumer | None = None
         self._tasks = tasks.TaskSupervisor(f"log of contexts {node}")
         self._storing: asyncio.Task[None] | None = None
         self._advanced: asyncio.Event | None = None  # set while a caller waits for the follower
@@ -179,16 +189,21 @@ class ContextLog:
     async def _store_waiting(self) -> None:
         try:
             while self._waiting:
-                sent = self._next_page()
-                if sent is not None:
-                    await self._store(sent)
+                if not self._first_own and (left_s := self.lease_left_s(self._node)):
+                    self._former_until_s = self._now_s() + left_s
+                    await self._store(self._page([]))  # after which a former process appends nothing
+                elif (left_s := self._former_until_s - self._now_s()) > 0:
+                    await asyncio.sleep(left_s)
+                elif items := self._next_items():
+                    await self._store(self._page(items))
         except errors.MusterError as error:
+            self.leased_from_s = -float("inf")  # other nodes may have the page that was sent
             self._fail(self._items(), _in_doubt(error))
         finally:
             self._sent = self._storing = None
 
-    def _next_page(self) -> SentPage | None:
-        basis, size = self.applied, 0
+    def _next_items(self) -> list[PendingRecord]:
+        size = 0
         items: list[PendingRecord] = []
         while self._waiting and len(items) < page_order.RECORDS_MAX:
             item = self._waiting[0]
@@ -203,12 +218,13 @@ class ContextLog:
                 continue
             items.append(item)
             size += item.size
-        if not items:
-            return None
+        return items
+
+    def _page(self, items: list[PendingRecord]) -> SentPage:
         records = [item.record for item in items if item.record is not None]
         self._number += 1
         page = protocol.ContextLogPage(
-            basis, records, self._lease_s, process=self._process, number=self._number
+            self.applied, records, self._lease_s, process=self._process, number=self._number
         )
         keys = frozenset(record.key for record in records) if self._lease_s else frozenset[str]()
         return SentPage(page, protocol.encode(page), items, self._now_s(), keys)
@@ -248,6 +264,8 @@ class ContextLog:
             if self.applied == sequence - 1:
                 self.apply_own(int(sequence), sent)
             await self.reached(int(sequence), self._timeout_s)
+            if self._sent is sent:
+                raise errors.Unavailable("the log has lost pages that this node had applied")
 
     async def look_up(self, node: str) -> None:
         """Receive the last page of a node, if it has any that is not trimmed."""
@@ -258,8 +276,12 @@ class ContextLog:
         await self.reached(stored.sequence, self._timeout_s)
         seen = self.seen.get(node)
         if seen is None or seen.sequence < stored.sequence:
-            lease_s = protocol.decode(stored.data, protocol.ContextLogPage).lease_s
-            self.seen[node] = NodeSeen(stored.sequence, self._now_s(), lease_s)
+            self._see(node, stored.sequence, protocol.decode(stored.data, protocol.ContextLogPage))
+
+    def _see(self, node: str, sequence: int, page: protocol.ContextLogPage) -> None:
+        now_s = self._now_s()
+        warned_until_s = now_s + WARNED_S if page.is_warning else -float("inf")
+        self.seen[node] = NodeSeen(sequence, page.lease_s, now_s + page.lease_s, warned_until_s)
 
     def _items(self) -> list[PendingRecord]:
         items = [*(self._sent.items if self._sent is not None else ()), *self._waiting]
@@ -271,14 +293,26 @@ class ContextLog:
         for item in items:
             item.settle(error)
 
+    async def warn(self, node: str) -> int:
+        """Ask a node to append something, unless it was asked and has not. The sequence of the warning."""
+        while (seen := self.seen.get(node)) is None or seen.warned_until_s < self._now_s() - WARNED_S:
+            lease_s = 0.0 if seen is None else seen.lease_s
+            page = protocol.ContextLogPage(self.applied, lease_s=lease_s, is_warning=True)
+            if sequence := await self._append_for(node, page):
+                return sequence
+        return seen.sequence
+
     async def fence(self, node: str, live: list[protocol.FenceCandidate]) -> bool:
-        """End what ``node`` decided before. False: it has appended more, or may answer from memory yet."""
+        """End what ``node`` decided before. False: it has appended more, or `left_s` is not over."""
         if node not in self.seen:
             await self.look_up(node)
-        if self.lease_left_s(node):
+        if self.left_s(node):
             return False
+        return await self._append_for(node, protocol.ContextLogPage(self.applied, fence=live)) > 0
+
+    async def _append_for(self, node: str, page: protocol.ContextLogPage) -> int:
+        """Append to the pages of another node. 0: there are more than this one knew."""
         seen = self.seen.get(node)
-        page = protocol.ContextLogPage(self.applied, fence=live)
         try:
             sequence = await self._stream.publish(
                 protocol.page_subject(node),
@@ -289,9 +323,9 @@ class ContextLog:
             )
         except errors.Conflict:
             await self.look_up(node)
-            return False
+            return 0
         await self.reached(int(sequence), self._timeout_s)
-        return True
+        return int(sequence)
 
     def may_answer(self, key: str) -> bool:
         """Whether no other node can know a later record of this key, whose primary this node is: neither one
@@ -303,7 +337,12 @@ class ContextLog:
     def lease_left_s(self, node: str) -> float:
         """How long the node may still answer from memory, at most."""
         seen = self.seen.get(node)
-        return 0.0 if seen is None else max(0.0, seen.at_s + seen.lease_s - self._now_s())
+        return 0.0 if seen is None else max(0.0, seen.leased_until_s - self._now_s())
+
+    def left_s(self, node: str) -> float:
+        """How long the node may still answer from memory, or answer a warning, at most."""
+        seen = self.seen.get(node)
+        return 0.0 if seen is None else max(self.lease_left_s(node), seen.warned_until_s - self._now_s())
 
     # Applying.
 
@@ -317,9 +356,11 @@ class ContextLog:
     ) -> list[tuple[ContextLogEntry, bool]]:
         """Take the next page; returns its records, and whether they count."""
         if node is not None:
-            self.seen[node] = NodeSeen(sequence, self._now_s(), page.lease_s)
-        if node == self._node and not page.fence:
+            self._see(node, sequence, page)
+        if node == self._node and page.process:
             self._recognise(sequence, page.process)
+        if node == self._node and page.is_warning and not self.is_superseded:
+            self._submit(PendingRecord(None, sequence, asyncio.get_running_loop().create_future()))
         counts = self.order.add(sequence, page, node)
         positions = range(pages.position(sequence), pages.position(sequence, len(counts)))
         entries = map(ContextLogEntry, page.records, positions)
@@ -363,7 +404,8 @@ class ContextLog:
         """The log is read from its beginning."""
         self.order.clear()
         self.seen.clear()
-        self.applied = 0
+        self.applied = self._fenced_at = self._first_own = 0
+        self.is_replaced = False
 
     async def reached(self, sequence: int, timeout_s: float) -> None:
         """Wait until all up to there has been applied."""
@@ -395,8 +437,16 @@ class ContextLog:
         return ContextLogEntry(records[place], position)
 
     async def state(self) -> api.StreamState:
-        state = await self._stream.state()
+        applied, state = self.applied, await self._stream.state()
         self.is_replicated = state.replicas > 1
+        identity = f"{state.created_ns} {state.restored}"
+        # A leader that is cut off from the others does not know the end.
+        is_shorter = state.last_sequence < applied and not self.is_replicated
+        if is_shorter or identity != (self.identity or identity):
+            self.is_replaced = True
+            if self._following is not None:
+                await self._following.close()
+        self.identity = identity
         self.bytes, self.first_sequence = state.bytes, state.first_sequence
         return state
 
@@ -411,7 +461,8 @@ class ContextLog:
         return False
 
     def follow(self, first: int) -> api.OrderedConsumer:
-        return self._stream.follow(first, gaps=True)
+        self._following = self._stream.follow(first, gaps=True)
+        return self._following
 
     def read(self, first: int, last: int) -> AsyncIterator[api.StoredMessage]:
         return self._stream.read(first, last, gaps=True)

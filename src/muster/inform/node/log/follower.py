@@ -58,7 +58,9 @@ class LogFollower:
                 first = await self._start()
                 async with self.log.follow(first) as following:
                     await self._apply_all(following)
-            except errors.Dropped:  # trimmed before it was received
+                if self.log.is_replaced:
+                    raise errors.Dropped("pages were lost", first=1, last=self.log.applied)
+            except errors.Dropped:  # trimmed before it was received, or lost
                 events.warning("log-read-again", node=self.node, applied=self.log.applied)
                 await self.view_writer.restart()
             except errors.Unavailable as error:

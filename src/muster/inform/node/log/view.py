@@ -29,11 +29,12 @@ PAGE = 2_000
 BUSY_S = 5.0
 WAL_BYTES_MAX = 64 << 20
 APPLICATION_ID = 0x6D757376
-FORMAT = 2
+FORMAT = 3
 SCHEMA = (
     f"PRAGMA application_id = {APPLICATION_ID}",
     f"PRAGMA user_version = {FORMAT}",
-    "CREATE TABLE facts (node TEXT NOT NULL, log TEXT NOT NULL, position INTEGER NOT NULL, fences BLOB)",
+    "CREATE TABLE facts (node TEXT NOT NULL, log TEXT NOT NULL, position INTEGER NOT NULL, fences BLOB,"
+    " saves INTEGER NOT NULL)",
     "CREATE TABLE records (id INTEGER PRIMARY KEY, key TEXT UNIQUE NOT NULL, position INTEGER, record BLOB)",
     "CREATE INDEX by_position ON records (position)",
     "CREATE TABLE versions (key TEXT, position INTEGER, record BLOB, PRIMARY KEY (key, position))"
@@ -70,6 +71,7 @@ class ReplicaView:
         self._history = history
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="view")
         self._opened: sqlite3.Connection | None = None
+        self._saves = 0  # of all processes, when this one read or wrote the file
 
     async def facts(self) -> ViewFacts:
         def read(db: sqlite3.Connection) -> ViewFacts:
@@ -175,13 +177,16 @@ class ReplicaView:
                     db.executemany("INSERT OR REPLACE INTO versions VALUES (?, ?, ?)", older)
                     db.executemany(TRIM, ((key, self._history - 1) for key in changes))
                 db.executemany(SAVE, current)
-                row = facts.log, facts.position, protocol.encode(facts.fences)
-                db.execute("UPDATE facts SET log = ?, position = ?, fences = ?", row)
+                row = facts.log, facts.position, protocol.encode(facts.fences), self._saves
+                set_facts = "UPDATE facts SET log = ?, position = ?, fences = ?, saves = saves + 1"
+                if not db.execute(f"{set_facts} WHERE saves = ?", row).rowcount:
+                    raise errors.Unavailable(f"another process writes {self._path}", hint="end one of them")
                 db.execute("COMMIT")
             except BaseException:
                 if db.in_transaction:
                     db.execute("ROLLBACK")
                 raise
+            self._saves += 1
 
         await self._run(write)
 
@@ -227,12 +232,13 @@ class ReplicaView:
                 db.execute("BEGIN")
                 for statement in SCHEMA:
                     db.execute(statement)
-                db.execute("INSERT INTO facts VALUES (?, '', 0, ?)", (self._node, protocol.encode([])))
+                db.execute("INSERT INTO facts VALUES (?, '', 0, ?, 0)", (self._node, protocol.encode([])))
                 db.execute("COMMIT")
             own = [(APPLICATION_ID,), (FORMAT,), (self._node,)]
             queries = ("PRAGMA application_id", "PRAGMA user_version", "SELECT node FROM facts")
             if any(db.execute(query).fetchone() != fact for query, fact in zip(queries, own, strict=True)):
                 raise errors.InvalidInput(f"{self._path} is not the view of {self._node}")
+            (self._saves,) = db.execute("SELECT saves FROM facts").fetchone()
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = NORMAL")
             db.execute(f"PRAGMA journal_size_limit = {WAL_BYTES_MAX}")

@@ -30,7 +30,6 @@ class ViewWriter:
 
     def __post_init__(self) -> None:
         self.failure: errors.MusterError | None = None  # set while the view cannot be written
-        self._log = ""  # the identity of the log
         self._saved = 0  # the position of the view
         self._discarded = 0  # how often the view was
         self._closed = False
@@ -39,11 +38,10 @@ class ViewWriter:
     async def load(self) -> None:
         view = self.records.view
         log = await self.log.state()
-        self._log = f"{log.created_ns} {log.restored}"
         try:
             facts = await view.facts()
-            if facts.position and not (
-                facts.log == self._log
+            if facts.log and not (
+                facts.log == self.log.identity
                 and page_order.is_continued(log.first_sequence, facts.position)
                 and facts.position <= log.last_sequence
             ):
@@ -115,7 +113,7 @@ class ViewWriter:
             fences = [
                 each for each in self.records.fences if each.sequence <= applied
             ]  # the others come again
-            await self.records.view.save(changes, log_view.ViewFacts(self._log, applied, fences))
+            await self.records.view.save(changes, log_view.ViewFacts(self.log.identity, applied, fences))
             if self._discarded != discarded:
                 continue
             self._saved = applied

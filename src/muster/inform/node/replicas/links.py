@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from muster.bus import api
+from muster.bus.client import requests
 from muster.bus.rpc import client
 from muster.core import errors
 from muster.inform import protocol
@@ -14,9 +15,11 @@ PING_TIMEOUT_S = 3.0
 
 
 class Silent(errors.TimedOut):
-    """Another node did not reply. (A node that replies "timed out" is not silent.)"""
+    """Another node did not reply. (A node that replies "timed out" is not silent.) ``is_gone``: its broker
+    reported that it is not connected."""
 
     code = "silent"
+    is_gone = False
 
 
 class NodeLinks:
@@ -35,7 +38,9 @@ class NodeLinks:
         except (errors.NotConnected, errors.Overloaded):  # an error of this node's own connection
             raise
         except errors.Unavailable as error:
-            raise Silent(f"no reply from {node}: {error}") from error
+            silent = Silent(f"no reply from {node}: {error}")
+            silent.is_gone = isinstance(error, requests.NoResponders)
+            raise silent from error
         return protocol.result_of(reply.data, result)
 
     async def _exchange(self, node: str, subject: str, data: bytes) -> api.Message:

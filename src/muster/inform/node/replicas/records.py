@@ -116,6 +116,8 @@ class ContextRecords:
             if holders[0] == node and replica.position < pages.position(sequence):  # the view may be ahead
                 if holders not in moved:
                     moved[holders] = fences.moved(holders, node, live)
+                if node == self._node:
+                    self._remember_moved(key, replica)
                 replica.holders = moved[holders]
                 if self._node not in replica.holders and not replica.temporary:
                     self.holds_all = False

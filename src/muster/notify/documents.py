@@ -436,7 +436,8 @@ def _notation(document: NotifyDocument) -> str:
                 f"the policy {name} cannot be written in this format: unpaired quote or semicolon",
                 hint="use another format",
             )
-        lines.append(f"policy {name} = {text};" if name else f"({text});")
+        alone = text if text.startswith(("(", "{")) else f"({text})"
+        lines.append(f"policy {name} = {text};" if name else f"{alone};")
     return "\n".join(lines) + "\n"
 
 

@@ -225,6 +225,10 @@ async def test_a_fingerprint_is_that_of_one_binding(uddi):
         assert await find_keys(uddi, both.format("")) == []
         found = await find_keys(uddi, both.format(qualified("orAllKeys")))
         assert sorted(found) == [f"uddi:example.org:{key}" for key in keys]
+    for search in (model_bag("size"), "<find_tModel><name>size</name></find_tModel>"):
+        answer = await uddi.ask(f"<find_business>{search}</find_business>")
+        shown = [info.get("serviceKey") for info in answer.walk() if info.local == "serviceInfo"]
+        assert shown == ["uddi:example.org:s2"], "of the business, those with such a binding"
     inner = "<find_service>{}<find_tModel><name>{}</name></find_tModel></find_service>"
     assert await find_keys(uddi, inner.format(model_bag("ipp"), "ipp")) == ["uddi:example.org:s1"]
     assert await find_keys(uddi, inner.format(model_bag("ipp"), "size")) == [], "keys found are added"
@@ -334,18 +338,24 @@ async def test_references_keys_languages_and_lengths_are_checked(uddi):
     binding = "<bindingTemplates><bindingTemplate>{}</bindingTemplate></bindingTemplates>"
     for inside in (
         '<hostingRedirector bindingKey="uddi:example.org:none"/>',
+        '<accessPoint useType="bindingTemplate">uddi:example.org:none</accessPoint>',
         "<accessPoint>x</accessPoint><tModelInstanceDetails><tModelInstanceInfo "
         'tModelKey="uddi:example.org:none"/></tModelInstanceDetails>',
     ):
         assert await uddi.fault(service.format("", "", binding.format(inside))) == "E_invalidKeyPassed"
-    redirected = binding.format('<hostingRedirector bindingKey="uddi:example.org:t1"/>')
-    assert (await uddi.ask(service.format("", "", redirected))).local == "serviceDetail"
+    for inside in (
+        '<hostingRedirector bindingKey="uddi:example.org:t1"/>',
+        '<accessPoint useType="bindingTemplate">UDDI:example.org:t1</accessPoint>',
+    ):
+        assert (await uddi.ask(service.format("", "", binding.format(inside)))).local == "serviceDetail"
     many = "".join(f'<keyedReference tModelKey="uddi:m:{n}" keyValue="1"/>' for n in range(501))
     too_many = service.format("", "", f"<categoryBag>{many}</categoryBag>")
     assert await uddi.fault(too_many) == "E_tooManyOptions"
     for key in ("uddi:example..org:s", "uddi:-example.org:s", "uddi:example.org:keygenerator", "uddi:"):
         assert await uddi.fault(service.format(f' serviceKey="{key}"', "", "")) == "E_invalidKeyPassed", key
-    for language in ("no language", "verylonglanguage", "d-"):
+    for language in ("en", "1" * 26):
+        await uddi.ask(service.format("", f' xml:lang="{language}"', ""))
+    for language in ("no language", "1" * 27, "d-", "en_US"):
         assert await uddi.fault(service.format("", f' xml:lang="{language}"', "")) == "E_valueNotAllowed"
     marked = GENERATOR.replace("keygenerator", "printers")
     assert await uddi.fault(f"<save_tModel>{token}{marked}</save_tModel>") == "E_valueNotAllowed"

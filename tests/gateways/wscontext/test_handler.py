@@ -151,6 +151,8 @@ async def test_answers_go_elsewhere_only_where_allowed(wscontext):
     anonymous = await wscontext.ask("<getStatus/>", headers=reply_to(addresses.ANONYMOUS[addresses.WSA05]))
     assert anonymous.text == "NO_ACTIVITY"
     assert "m-1" in wscontext.last.text
+    twice = reply_to(addresses.ANONYMOUS[addresses.WSA05]) * 2
+    assert (await wscontext.ask("<begin/>", headers=twice)).local == "Fault"
     for url in ("http://127.0.0.1:1/", wscontext.sink_url.replace("replies", "other"), "file:///etc/passwd"):
         assert (await wscontext.ask("<begin/>", headers=reply_to(url))).local == "Fault"
     assert wscontext.sink == []
@@ -160,7 +162,7 @@ async def test_hostile_and_mistaken_messages(wscontext):
     wscontext.version = V12
     await wscontext.begin()
     good = wscontext.last.request.content
-    before = wscontext.node.state.log.applied
+    before = wscontext.node.log.applied
     for data, word in [
         (b'<!DOCTYPE a [<!ENTITY x "y">]>' + good, "document type"),
         (b'<!DOCTYPE a SYSTEM "http://127.0.0.1:1/">' + good, "document type"),
@@ -180,7 +182,7 @@ async def test_hostile_and_mistaken_messages(wscontext):
         f"{wscontext.url}/context", content=good, headers={"content-type": "text/xml"}, auth=("ann", "wrong")
     )
     assert wrong.status_code == 401
-    assert wscontext.node.state.log.applied == before, "nothing changed"
+    assert wscontext.node.log.applied == before, "nothing changed"
     assert (await wscontext.post(good)).status_code == 200
 
 

@@ -193,11 +193,11 @@ async def test_what_is_not_offered_is_refused(wsman, sink):
     )
     unknown = await wsman.ask(namespaces.SUBSCRIBE, subscribe(sink.url), uri="http://127.0.0.1/none")
     assert fault_details(unknown)[1:] == ("wsa:DestinationUnreachable", "InvalidResourceURI")
-    heartbeats = subscribe(sink.url).replace(
-        "</e:Delivery>", "<w:Heartbeats>PT5S</w:Heartbeats></e:Delivery>"
-    )
-    assert fault_details(await wsman.ask(namespaces.SUBSCRIBE, heartbeats))[1:] == (
-        "wsman:UnsupportedFeature",
-        "Heartbeats",
-    )
+    for option, expected in (
+        ("<w:Heartbeats>PT5S</w:Heartbeats>", ("wsman:UnsupportedFeature", "Heartbeats")),
+        ('<w:Auth Profile="urn:x"/>', ("wsman:UnsupportedFeature", "AuthorizationMode")),
+        ("<w:ContentEncoding>UTF-16</w:ContentEncoding>", ("wsman:EncodingLimit", "CharacterSet")),
+    ):
+        body = subscribe(sink.url).replace("</e:Delivery>", f"{option}</e:Delivery>")
+        assert fault_details(await wsman.ask(namespaces.SUBSCRIBE, body))[1:] == expected
     assert len(wsman.wsman_endpoint.eventing.subscriptions) == 0

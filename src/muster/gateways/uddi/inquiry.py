@@ -117,7 +117,8 @@ class InquiryHandler:
                 [
                     service
                     for service in services[business.key]
-                    if not subset or criteria.match_categories(_subset(service.element, how))
+                    if (not subset or criteria.match_categories(_subset(service.element, how)))
+                    and (not models.is_set or models.match(entities.bindings(service.element), how))
                 ],
                 how,
             )

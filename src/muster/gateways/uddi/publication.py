@@ -498,7 +498,9 @@ def _check_signed(element: xml.XmlElement) -> None:
 def _references(element: xml.XmlElement) -> Iterator[tuple[str, str]]:
     """The kinds and keys of what an entity refers to."""
     for part in element.walk():
-        if part.local in _REFERRING and part.namespace == U:
+        if part.name == U("accessPoint") and part.get("useType") == "bindingTemplate":
+            yield "bindingKey", part.text.lower()
+        elif part.local in _REFERRING and part.namespace == U:
             kind = "bindingKey" if part.local == "hostingRedirector" else "tModelKey"
             if key := part.get(kind):
                 yield kind, key

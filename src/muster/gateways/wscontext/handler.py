@@ -113,6 +113,8 @@ class WsContextHandler:
         wsa = call.addressing
         if wsa is None:
             return soap_endpoint.SoapResponse([await self._execute(call, message, manager)])
+        if wsa.repeated:
+            raise addresses.invalid_header(wsa.wsa, f"the header {wsa.repeated[0]} occurs twice")
         self._check_callbacks(wsa)
         version = call.envelope.version
         try:

@@ -97,6 +97,8 @@ class WsManEndpoint:
         if action is None:
             request.method()  # raises a fault for an unknown action
             action = self.transfer.invoke
+        if read.fragment is not None and read.action not in (namespaces.GET, namespaces.PUT):
+            raise faults.unsupported("only Get and Put have fragments", "FragmentLevelAccess")
         if changes and call.caller.role == roles.Role.VIEWER:
             raise errors.Forbidden(f"{call.caller.name} has the role viewer, which cannot make changes")
         try:

@@ -33,6 +33,8 @@ class EnumerationHandler:
     async def enumerate(self, request: wsman_request.WsManRequest) -> wsman_request.ResponseParts:
         body, now_s = request.element(namespaces.WSEN("Enumerate")), self._now_s()
         kind, mode = request.kind, enumeration_contexts.mode_of(body)
+        if request.selectors:
+            raise faults.selectors("an enumeration is narrowed by a filter", "UnexpectedSelectors")
         where = filters.of_enumeration(body, kind)
         ends_at_s = enumeration_contexts.ends_at_s(
             body,

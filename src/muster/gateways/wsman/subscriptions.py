@@ -37,9 +37,12 @@ class EventingHandler:
             (delivery, "ConnectionRetry", "DeliveryRetries"),
             (body, "Bookmark", "Bookmarks"),
             (body, "SendBookmarks", "Bookmarks"),
+            (delivery, "Auth", "AuthorizationMode"),
         ):
             if holder.find(namespaces.WSMAN(name)) is not None:
                 raise faults.unsupported(f"{name} is not supported", detail)
+        if delivery.text_of(namespaces.WSMAN("ContentEncoding"), "UTF-8").upper() != "UTF-8":
+            raise faults.encoding("events are sent in UTF-8 only", "CharacterSet")
         notify_to, end_to = delivery.find(namespaces.WSE("NotifyTo")), body.find(namespaces.WSE("EndTo"))
         if notify_to is None:
             raise faults.schema("NotifyTo is missing")

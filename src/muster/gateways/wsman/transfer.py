@@ -72,8 +72,6 @@ class TransferHandler:
 
     async def create(self, request: wsman_request.WsManRequest) -> wsman_request.ResponseParts:
         request.only_resources()
-        if request.headers.fragment is not None:
-            raise faults.unsupported("a resource cannot be created by fragments", "FragmentLevelAccess")
         entry, _ = representations.entry(request.body)
         selected = request.selectors.get("Name")
         if selected is not None and selected != entry["name"]:

@@ -62,7 +62,7 @@ async def test_events_are_pushed_until_unsubscribed(wsman, create, sink):
     wsman.user = "bob"  # it belongs to another user
     assert (await wsman.fault(namespaces.UNSUBSCRIBE, "<e:Unsubscribe/>", headers=about(id)))[
         1
-    ] == "wsman:InvalidParameter"
+    ] == "wsa:DestinationUnreachable"
     wsman.user = "ann"
     assert (await wsman.ask(namespaces.UNSUBSCRIBE, "<e:Unsubscribe/>", headers=about(id))).body == []
     assert len(wsman.wsman_endpoint.eventing.subscriptions) == 0

@@ -96,7 +96,7 @@ class EventingHandler:
         request.element(namespaces.WSE("GetStatus"))
         subscription = self._subscription(request)
         if subscription is None:
-            raise faults.parameter("no such subscription: it has ended")
+            raise faults.unreachable("no such subscription: it has ended")
         granted = xml.XmlElement(namespaces.WSE("Expires"), xsd_types.format_datetime(subscription.ends_at_s))
         return wsman_request.build_response(xml.XmlElement(namespaces.WSE("GetStatusResponse"), granted))
 
@@ -104,7 +104,7 @@ class EventingHandler:
         request.element(namespaces.WSE("Unsubscribe"))
         subscription = self._subscription(request)
         if subscription is None:
-            raise faults.parameter("no such subscription: it has ended")
+            raise faults.unreachable("no such subscription: it has ended")
         await self.subscriptions.end(subscription)
         return wsman_request.build_response()
 

@@ -90,11 +90,6 @@ def test_repair_keeps_live_holders_and_adds_others(live, count, holders):
     assert len(repaired) == max(len(kept), min(count, len(alive)))
 
 
-def test_the_first_holder_that_lives_is_responsible():
-    assert placement.repair_owner(("a", "b", "c"), ["c", "b"]) == "b"
-    assert placement.repair_owner(("a",), ["b"]) is None
-
-
 # Demand, by the paper's sentences.
 
 

@@ -17,7 +17,6 @@ class UddiErrorCode(enum.Enum):
     BUSY = ("E_busy", 10400)
     FATAL_ERROR = ("E_fatalError", 10500)
     INVALID_COMBINATION = ("E_invalidCombination", 40500)
-    INVALID_COMPLETION_STATUS = ("E_invalidCompletionStatus", 30100)
     INVALID_KEY_PASSED = ("E_invalidKeyPassed", 10210)
     INVALID_PROJECTION = ("E_invalidProjection", 20230)
     INVALID_VALUE = ("E_invalidValue", 20200)

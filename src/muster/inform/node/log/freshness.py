@@ -31,7 +31,6 @@ class LogFreshness:
         self.now_s = uptime_s
         self.fresh_at_s = -float("inf")  # the last time at which all records of the log had been received
         self.log_end = shared_rounds.SharedRounds(self._read_log_end)
-        self.confirmed_end = shared_rounds.SharedRounds(self._confirm_log_end)
         self._node = node
         self._log = log
         self._timeout_s = settings.timeout_s
@@ -45,7 +44,6 @@ class LogFreshness:
 
     async def close(self) -> None:
         await self.log_end.close()
-        await self.confirmed_end.close()
 
     async def refresh(self, timeout_s: float, *, confirmed: bool = False) -> None:
         """Receive all records that the log had when this was called; `errors.Unavailable` if that fails.
@@ -63,7 +61,7 @@ class LogFreshness:
         try:
             async with asyncio.timeout(timeout_s):
                 if confirmed and (log.is_replicated or self._reads_by_lease):
-                    await self.confirmed_end.result()
+                    await log.confirm()
                     return
                 end = await self.log_end.result()
                 while log.applied < end:
@@ -100,9 +98,6 @@ class LogFreshness:
             end = await self._log.state()
         self._observe_log_time(sent_at_s, end.now_ns, self.now_s())
         return end.last_sequence
-
-    async def _confirm_log_end(self) -> int:
-        return await self._log.confirm()
 
     def _observe_log_time(self, sent_at_s: float, log_ns: int, received_at_s: float) -> None:
         """The log's clock was read between two readings of this node's. Change the difference no more than

@@ -50,9 +50,3 @@ def repair_plan(
     kept = [node for node in holders if node in alive]
     others = [candidate for candidate in live if candidate.node not in kept]
     return (*kept, *rank(others, replicas - len(kept), watermark=watermark))
-
-
-def repair_owner(holders: Sequence[str], alive: Iterable[str]) -> str | None:
-    """The node that repairs a context: the primary, or else the first live permanent holder."""
-    living = set(alive)
-    return next((node for node in holders if node in living), None)

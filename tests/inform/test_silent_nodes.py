@@ -100,6 +100,8 @@ async def test_a_frozen_primary_is_replaced_within_seconds_and_a_slow_one_is_not
     assert written.primary == "p", "it replied to pings"
 
     p._on_node_message = lambda _: None  # type: ignore[method-assign, assignment]
+    for work in p._loops:
+        work.cancel()
     for subscription in p._subscriptions:
         await subscription.close()
     frozen = await net.connect("frozen")

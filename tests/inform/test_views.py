@@ -207,8 +207,8 @@ async def test_a_node_that_catches_up_does_not_outrun_its_view(start_node, infor
         most = max(most, len(changes))
         await view_save(self, changes, now)
 
-    monkeypatch.setattr(log_view.ReplicaView, "save", save)
     await first.close()
+    monkeypatch.setattr(log_view.ReplicaView, "save", save)
     again = await start_node("n1", view=file)
     assert again.replicas.permanent == 300
     assert 0 < most <= 200, "a page beyond the limit"

@@ -139,3 +139,22 @@ def _windows(**seen: list[tuple[int, int]]) -> duplicates.DuplicateWindows:
         for boot, sequence in items:
             windows.observe(source, boot, sequence)
     return windows
+
+
+SEQUENCES = st.lists(st.integers(0, 150) | st.sampled_from([1 << 40, (1 << 40) + 5, (1 << 62) - 1]))
+
+
+@given(SEQUENCES, SEQUENCES)
+def test_joined_windows_have_the_items_of_both(first, other):
+    """However far ahead of the other a source has counted in one of them."""
+    windows = duplicates.DuplicateWindows(10), duplicates.DuplicateWindows(10)
+    for window, sequences in zip(windows, (first, other), strict=True):
+        for sequence in sequences:
+            window.observe("a", 1, sequence)
+    joined = duplicates.DuplicateWindows.union(10, *windows)
+    highest = max([*first, *other], default=0)
+    for sequence in range(max(0, highest - duplicates.KEPT + 1), highest + 1):
+        seen = sequence in first or sequence in other
+        state = duplicates.DuplicateWindows(10, {"a": list(joined.remembered().get("a", []))})
+        expected = DuplicateVerdict.DUPLICATE if seen else DuplicateVerdict.NEW
+        assert state.observe("a", 1, sequence) is expected

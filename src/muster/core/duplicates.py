@@ -85,8 +85,10 @@ def _union(first: list[Seen], other: list[Seen]) -> list[Seen]:
     for boot, high, bits in shorter:
         known_high, known_bits = by_boot.get(boot, (high, bits))
         highest = max(known_high, high)
-        by_boot[boot] = (
-            highest,
-            (known_bits << highest - known_high | bits << highest - high) & (1 << KEPT) - 1,
-        )
+        by_boot[boot] = highest, _below(known_bits, highest - known_high) | _below(bits, highest - high)
     return [(boot, high, bits) for boot, (high, bits) in by_boot.items()][:2]
+
+
+def _below(bits: int, ahead: int) -> int:
+    """The bits for a highest sequence that is so far ahead: a source chooses how far."""
+    return bits << min(ahead, KEPT) & (1 << KEPT) - 1

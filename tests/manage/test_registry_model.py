@@ -24,6 +24,7 @@ from muster.bus.memory import network, storage
 from muster.core import errors, health
 from muster.manage import protocol
 from muster.manage.registry import assignments, records, registry_log
+from muster.supervision import tasks
 from muster.testing import virtual_clock
 from tests.manage import log_copies
 
@@ -194,7 +195,7 @@ class Registries(stateful.RuleBasedStateMachine):
 
     async def _commit(self, changes: records.RegistryChanges, *, cancelled: bool) -> None:
         changed = registry_log.written(changes, epoch=self.core.epoch)
-        work = asyncio.ensure_future(registry_log.finish(self.log.write(changed)))
+        work = asyncio.ensure_future(tasks.finish(self.log.write(changed)))
         if cancelled:
             await asyncio.sleep(0)
             work.cancel()

@@ -8,7 +8,7 @@ import itertools
 
 import pytest
 
-from muster.core import backoff
+from muster.core import backoff, errors
 from muster.supervision import tasks
 from muster.testing.eventually import eventually
 
@@ -262,3 +262,21 @@ async def test_a_clean_up_is_completed_before_a_cancellation_takes_effect():
     with pytest.raises(asyncio.CancelledError):
         await task
     assert steps == ["begun", "complete"]
+
+
+async def test_a_clean_up_that_fails_does_not_lose_the_cancellation():
+    proceed = asyncio.Event()
+
+    async def clean_up() -> None:
+        await proceed.wait()
+        raise errors.Unavailable("the disk is gone")
+
+    task = asyncio.create_task(tasks.finish(clean_up()))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.sleep(0)
+    proceed.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    with pytest.raises(errors.Unavailable):
+        await tasks.finish(clean_up())

@@ -255,18 +255,21 @@ def _foreign_cancellation() -> errors.MusterError:
     return errors.InvariantViolation("something that this task awaited was cancelled, but not the task")
 
 
-async def finish(work: Coroutine[Any, Any, None]) -> None:
-    """Await ``work`` to its end, even if the caller is cancelled meanwhile: a clean-up that must be complete.
-    The cancellation takes effect afterwards."""
-    task, cancellation = asyncio.ensure_future(work), None
+async def finish(work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``, which runs to its end even if the caller is cancelled: a clean-up that must be
+    complete. The cancellation takes effect afterwards, and a failure is only logged then."""
+    task = asyncio.ensure_future(work)
+    cancellation: asyncio.CancelledError | None = None
     while not task.done():
         try:
             await asyncio.wait((task,))
         except asyncio.CancelledError as error:
             cancellation = error
-    task.result()
-    if cancellation is not None:
-        raise cancellation
+    if cancellation is None:
+        return task.result()
+    if not task.cancelled() and (failure := task.exception()) is not None:
+        events.error("failed-after-cancellation", error=failure)
+    raise cancellation
 
 
 def problems() -> list[str]:

@@ -516,7 +516,7 @@ class RegistryEndpoint(lifecycle.ServiceContext):
         """All or none, also if the caller is cancelled meanwhile."""
         self._acting()
         try:
-            await registry_log.finish(self._write_and_notify(list(changes)))
+            await tasks.finish(self._write_and_notify(list(changes)))
         except errors.Unavailable as error:
             if self.log.is_owned:
                 raise

@@ -13,13 +13,12 @@ if the clock is wrong, see `assignments`), and its owners are discarded.
 
 from __future__ import annotations
 
-import asyncio
 import bisect
 import contextvars
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator
-from typing import Any, NamedTuple, Self, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, Self
 
 import msgspec
 
@@ -47,8 +46,6 @@ RecordChange = tuple[str, str, bytes | None]
 
 #: The request that is executed: it is recorded with its changes, so that the next registry recognises it.
 executing: contextvars.ContextVar[str] = contextvars.ContextVar("executing", default="")
-
-T = TypeVar("T")
 
 
 class RegistryRecord(msgspec.Struct, frozen=True, gc=False):
@@ -285,22 +282,6 @@ def written(changes: records.RegistryChanges, *, epoch: int) -> Iterator[RecordC
     for collection, typed in TYPES.items():
         for key, record in getattr(changes, typed.field).items():
             yield collection, key, None if record is None else encode(record)
-
-
-async def finish(work: Coroutine[Any, Any, T]) -> T:
-    """The result of ``work``, which runs to its end even if the caller is cancelled."""
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        if not task.cancelled() and (failure := task.exception()) is not None:
-            events.warning("failed-after-cancellation", error=failure)
-        raise cancelled
-    return task.result()
 
 
 def _split(key: bytes) -> tuple[str, str]:

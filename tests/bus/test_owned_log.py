@@ -380,8 +380,9 @@ async def test_a_state_that_refuses_a_record_never_skips_it(
     await eventually(lambda: content(state) == content(copy), timeout_s=30)
 
 
+@pytest.mark.parametrize("cancelled", [False, True])
 async def test_an_owner_that_resigns_follows_its_successor(
-    opened: Open, stream: api.Stream, monkeypatch: pytest.MonkeyPatch
+    opened: Open, stream: api.Stream, monkeypatch: pytest.MonkeyPatch, cancelled: bool
 ):
     log, state = await opened(1)
     publish, go_on = type(stream).publish, asyncio.Event()
@@ -399,11 +400,14 @@ async def test_an_owner_that_resigns_follows_its_successor(
         await asyncio.sleep(0)
         with pytest.raises(owned_log.NotOwner):
             await log.append([(b"c", b"3")])
+        if cancelled:
+            resigning.cancel()
+            await asyncio.wait([resigning])
         go_on.set()
-        await resigning
+        await asyncio.wait([resigning, under_way])
     await under_way
     with pytest.raises(owned_log.NotOwner):
-        await waiting
+        await asyncio.wait_for(waiting, 5)
     other, copy = await opened(2)
     await other.append([(b"d", b"4")])
     await eventually(lambda: content(state) == content(copy) == {b"a": b"1", b"d": b"4"})

@@ -462,9 +462,11 @@ class OwnedLog:
         if not self._owner:
             return
         self._owner = False
-        if self._storing is not None:
+        if self._storing is None:
+            self._give_up("resigned")
+        else:  # also if this is cancelled
+            self._storing.add_done_callback(lambda _: self._give_up("resigned"))
             await asyncio.wait([self._storing])
-        self._give_up("resigned")
 
     def _give_up(self, reason: str) -> None:
         """The ownership has ended. What waits was not stored; the log is followed again."""

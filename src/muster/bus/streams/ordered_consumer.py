@@ -124,7 +124,7 @@ class NatsOrderedConsumer(lifecycle.ClosingContext):
             return kept
 
     async def _first_kept(self) -> int:
-        state = (await self._api.call(f"STREAM.INFO.{self._stream}"))["state"]
+        state = (await self._api.stream_info(self._stream))["state"]
         return int(state["first_seq"] if state["messages"] else state["last_seq"] + 1)
 
     async def close(self) -> None:

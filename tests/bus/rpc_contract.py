@@ -330,6 +330,21 @@ class RpcContract:
             await asyncio.gather(*waiting)
             assert len(await ask(ann, "read.state")) == 4
 
+    async def test_large_pending_requests_are_refused_as_overload(self, connect, monkeypatch):
+        monkeypatch.setattr(admission, "PENDING_BYTES_MAX", 5_000)
+        service, ann, bob = [await connect(name) for name in ("service", "ann", "bob")]
+        lamp, large = LampState(), {"name": "n" * 1_000}
+        async with server.RpcServer(service, PART, lamp.operations()) as serving:
+            waiting = [asyncio.ensure_future(ask(ann, "request.wait", large)) for _ in range(2)]
+            await eventually(lambda: serving.pending == 2)
+            with pytest.raises(errors.Overloaded):
+                await ask(ann, "request.switch", large)
+            assert len(await ask(ann, "read.state")) == 0
+            assert (await ask(bob, "request.switch", large))["on"] == 1
+            lamp.go_on.set()
+            await asyncio.gather(*waiting)
+            assert (await ask(ann, "request.switch", large))["on"] == 4
+
     async def test_a_flood_is_refused_without_a_task_and_delays_no_other_client(self, connect):
         service, ann, bob = [await connect(name) for name in ("service", "ann", "bob")]
         lamp, decoded = LampState(), []

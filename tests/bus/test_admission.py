@@ -73,20 +73,38 @@ def test_the_identities_that_are_remembered_are_bounded():
     assert len(core._costs) == leaky_buckets.KEYS_MAX
 
 
-@given(st.integers(1, 8), st.lists(st.tuples(st.booleans(), st.sampled_from("abc")), max_size=100))
+def has_room(own: list[int], every: list[int], limit: int, size: int) -> bool:
+    """The specification: ``own`` and ``every``: the sizes of what is pending, of the identity and of all."""
+    most = admission.PENDING_BYTES_MAX
+    return (
+        len(every) < limit
+        and len(own) < (limit + 1) // 2
+        and (not own or sum(own) + size <= most // 2)
+        and (not every or sum(every) + size <= most)
+    )
+
+
+UNIT = admission.PENDING_BYTES_MAX // 200
+
+
+@given(
+    st.integers(1, 8),
+    st.lists(st.tuples(st.booleans(), st.sampled_from("abc"), st.integers(0, 300)), max_size=100),
+)
 def test_one_identity_has_at_most_half_of_the_pending_requests(limit, steps):
-    pending, own = admission.PendingRequests(limit), {"a": 0, "b": 0, "c": 0}
-    for begins, identity in steps:
+    pending = admission.PendingRequests(limit)
+    sizes: dict[str, list[int]] = {"a": [], "b": [], "c": []}
+    for begins, identity, units in steps:
         if begins:
-            assert pending.has_room(identity) == (
-                sum(own.values()) < limit and own[identity] < (limit + 1) // 2
-            )
-            if pending.has_room(identity):
-                pending.begin(identity)
-                own[identity] += 1
-        elif own[identity]:
-            pending.end(identity)
-            own[identity] -= 1
+            every = list(itertools.chain(*sizes.values()))
+            may_begin = has_room(sizes[identity], every, limit, units * UNIT)
+            assert pending.has_room(identity, units * UNIT) == may_begin
+            if may_begin:
+                pending.begin(identity, units * UNIT)
+                sizes[identity].append(units * UNIT)
+        elif sizes[identity]:
+            pending.end(identity, sizes[identity].pop())
+        assert len(pending) == sum(map(len, sizes.values()))
 
 
 @given(
@@ -137,26 +155,18 @@ def test_an_identity_that_is_alone_has_all_of_each_turn(steps):
 def test_waiting_work_is_bounded_and_served_in_turns_and_each_identity_in_order(limit, steps):
     """None: a work is taken. A simpler model: queues, and how often each identity was passed over."""
     waiting: admission.IdentityQueues[int] = admission.IdentityQueues(limit)
-    unit = admission.HELD_BYTES_MAX // 200
     queues: dict[str, list[tuple[int, int]]] = {"a": [], "b": [], "c": []}
     passed = dict.fromkeys(queues, 0)
 
-    def size_of(queue: list[tuple[int, int]]) -> int:
-        return sum(size for _, size in queue)
-
     for number, step in enumerate(steps):
         if step is not None:
-            identity, size = step[0], step[1] * unit
-            own, every = queues[identity], [work for queue in queues.values() for work in queue]
-            has_room = (
-                len(every) < limit
-                and len(own) < (limit + 1) // 2
-                and size_of(every) + size <= admission.HELD_BYTES_MAX
-                and size_of(own) + size <= admission.HELD_BYTES_MAX // 2
-            )
-            assert waiting.add(identity, number, size) == has_room
-            if has_room:
-                own.append((number, size))
+            identity, size = step[0], step[1] * UNIT
+            own = [size for _, size in queues[identity]]
+            every = [size for queue in queues.values() for _, size in queue]
+            may_wait = has_room(own, every, limit, size)
+            assert waiting.add(identity, number, size) == may_wait
+            if may_wait:
+                queues[identity].append((number, size))
         elif any(queues.values()):
             identity, taken = waiting.next()
             assert queues[identity].pop(0)[0] == taken
@@ -205,3 +215,44 @@ async def test_of_messages_that_wait_for_a_turn_nothing_is_read_and_their_order_
         await eventually(lambda: serving.pending == 0)
         of_flood = [data for identity, data in handled if identity == "flood"]
         assert of_flood == [b"%d" % number for number in range(400)]
+
+
+async def test_messages_that_wait_are_handled_while_another_identity_uses_each_turn():
+    """Searches and other work in steps of a slice continue for seconds."""
+    net = network.SimulatedNetwork(seed=1)
+    handled: list[bytes] = []
+    now_s = [0.0]
+
+    async with await net.connect("service") as bus:
+        loop = asyncio.get_running_loop()
+        admission.of_loop(loop).slices = admission.TurnSlices(lambda: now_s[0], loop.call_soon)
+        serving = server.RpcServer(bus, "lamps", [])
+
+        async def search() -> None:
+            while True:
+                now_s[0] += 2 * admission.SLICE_MS / 1000
+                await asyncio.sleep(0)
+
+        def handle(message: api.Message) -> None:
+            now_s[0] += admission.SLICE_MS / 2000
+            handled.append(message.data)
+
+        receive = serving.in_turn("muster.lamps.from.*.read.state", handle)
+
+        def arrive(identity: str, data: bytes) -> None:
+            subject, reply = f"muster.lamps.from.{identity}.read.state", f"_R.@lamps.{identity}.1"
+            receive(
+                received.ReceivedMessage(subject, reply, data, None, cast("received.ReplyConnection", None))
+            )
+
+        arrive("ann", b"first")
+        searching = asyncio.create_task(server.metered("ann", search))
+        await asyncio.sleep(0)
+        for number in range(20):
+            arrive("bob", b"%d" % number)
+        handled.remove(b"first")
+        assert len(handled) <= 3, "a slice"
+        for _ in range(25):
+            await asyncio.sleep(0)
+        searching.cancel()
+        assert handled == [b"%d" % number for number in range(20)]

@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import weakref
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -38,7 +38,7 @@ MALFORMED = 2.0
 RETRY_S = 1.0
 SLICE_MS = 0.15  # of a turn
 ALONE_S = 10.0
-HELD_BYTES_MAX = 64 << 20  # of the messages that wait for a turn
+PENDING_BYTES_MAX = 64 << 20  # of requests, beside their number
 
 W = TypeVar("W")
 
@@ -47,7 +47,7 @@ _ANSWERS = leaky_buckets.BucketBudget(1, RETRY_S)
 
 class OverloadReason(enum.StrEnum):
     RATE = "rate"  # the cost of the identity's requests
-    PENDING = "pending"  # the number of its requests that are pending, or of all
+    PENDING = "pending"  # the number or size of its requests that are pending, or of all
 
 
 class Admission:
@@ -136,23 +136,47 @@ class TurnSlices:
         self._used.clear()
 
 
-class _IdentityQueue(Generic[W]):
-    __slots__ = ("bytes", "works")
-
-    def __init__(self) -> None:
-        self.works: deque[tuple[W, int]] = deque()
-        self.bytes = 0
-
-
-class IdentityQueues(Generic[W]):
-    """Work that waits: of each identity in its order. One identity may have half of ``limit``, and half of
-    `HELD_BYTES_MAX`, so it cannot lock out all others."""
+class PendingRequests:
+    """Counts them, and their bytes. One identity may have half of ``limit``, and half of `PENDING_BYTES_MAX`,
+    so it cannot lock out all others. One request of any size is accepted."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._limit_of_one = (limit + 1) // 2
-        self._of: dict[str, _IdentityQueue[W]] = {}
+        self._of: dict[str, tuple[int, int]] = {}
         self._number = self._bytes = 0
+
+    def __len__(self) -> int:
+        return self._number
+
+    def has_room(self, identity: str, size: int = 0) -> bool:
+        number, held = self._of.get(identity, (0, 0))
+        return (
+            self._number < self._limit
+            and number < (self._limit + 1) // 2
+            and (not number or held + size <= PENDING_BYTES_MAX // 2)
+            and (not self._number or self._bytes + size <= PENDING_BYTES_MAX)
+        )
+
+    def begin(self, identity: str, size: int = 0) -> None:
+        self._change(identity, 1, size)
+
+    def end(self, identity: str, size: int = 0) -> None:
+        self._change(identity, -1, -size)
+
+    def _change(self, identity: str, number: int, size: int) -> None:
+        had, held = self._of.pop(identity, (0, 0))
+        self._number += number
+        self._bytes += size
+        if had + number:
+            self._of[identity] = had + number, held + size
+
+
+class IdentityQueues(Generic[W]):
+    """Work that waits: of each identity in its order, and within the limits of `PendingRequests`."""
+
+    def __init__(self, limit: int) -> None:
+        self._pending = PendingRequests(limit)
+        self._of: dict[str, deque[tuple[W, int]]] = {}
 
     def __contains__(self, identity: str) -> bool:
         return identity in self._of
@@ -161,23 +185,14 @@ class IdentityQueues(Generic[W]):
         return bool(self._of)
 
     def __len__(self) -> int:
-        return self._number
+        return len(self._pending)
 
     def add(self, identity: str, work: W, size: int = 0) -> bool:
         """Whether there is room for it."""
-        queue = self._of.get(identity) or _IdentityQueue()
-        if (
-            self._number >= self._limit
-            or len(queue.works) >= self._limit_of_one
-            or self._bytes + size > HELD_BYTES_MAX
-            or queue.bytes + size > HELD_BYTES_MAX // 2
-        ):
+        if not self._pending.has_room(identity, size):
             return False
-        queue.works.append((work, size))
-        queue.bytes += size
-        self._of.setdefault(identity, queue)
-        self._number += 1
-        self._bytes += size
+        self._pending.begin(identity, size)
+        self._of.setdefault(identity, deque()).append((work, size))
         return True
 
     def next(self) -> tuple[str, W]:
@@ -187,17 +202,15 @@ class IdentityQueues(Generic[W]):
 
     def next_of(self, identity: str) -> W:
         queue = self._of.pop(identity)
-        work, size = queue.works.popleft()
-        queue.bytes -= size
-        self._number -= 1
-        self._bytes -= size
-        if queue.works:
+        work, size = queue.popleft()
+        self._pending.end(identity, size)
+        if queue:
             self._of[identity] = queue  # behind the others
         return work
 
     def clear(self) -> None:
-        self._of.clear()
-        self._number = self._bytes = 0
+        while self._of:
+            self.next()
 
 
 class LoopAdmission(Admission):
@@ -220,25 +233,3 @@ def of_loop(loop: asyncio.AbstractEventLoop) -> LoopAdmission:
     if admission is None:
         admission = _of_loops[loop] = LoopAdmission(loop)
     return admission
-
-
-class PendingRequests:
-    """Counts them. One identity may have half of ``limit``, so it cannot lock out all others."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._of: Counter[str] = Counter()
-        self._total = 0
-
-    def has_room(self, identity: str) -> bool:
-        return self._total < self._limit and self._of[identity] < (self._limit + 1) // 2
-
-    def begin(self, identity: str) -> None:
-        self._of[identity] += 1
-        self._total += 1
-
-    def end(self, identity: str) -> None:
-        self._total -= 1
-        self._of[identity] -= 1
-        if not self._of[identity]:
-            del self._of[identity]

@@ -314,12 +314,14 @@ class RpcServer:
             self._slices.stop(identity, started_s)
 
     def _take_turn(self) -> None:
-        """Handle messages that have waited, for one slice in all."""
+        """Handle messages that have waited, for one slice in all; one of them also if others have used it."""
         try:
-            while self._held and self._slices.total < admission_.SLICE_MS:
+            while self._held:
                 identity, (message, handle) = self._held.next()
                 trace.current.set(message.trace)
                 self._handle(identity, message, handle)
+                if self._slices.total >= admission_.SLICE_MS:
+                    break
         finally:
             if self._held:
                 self._loop.call_soon(self._take_turn)
@@ -357,7 +359,7 @@ class RpcServer:
             unknown = errors.NotFound(f"no operation {name[:40]!r} to {kind}", hint=f"there are: {names}")
             self.charge(caller.identity, admission_.MALFORMED)
             self._refuse_now(message, unknown)
-        elif not admitted and not self._pending.has_room(caller.identity):
+        elif not admitted and not self._pending.has_room(caller.identity, len(message.data)):
             # A repetition is not refused: the request may still be executed, and it is answered then.
             if self._answers.get(caller.identity, caller.request_id) is not None:
                 self.refused["repeated"] += 1
@@ -366,7 +368,7 @@ class RpcServer:
         else:
             if operation.is_charged:
                 self.charge(caller.identity, admission_.REQUEST)
-            self._pending.begin(caller.identity)
+            self._pending.begin(caller.identity, len(message.data))
             limit = self._each_at_once if operation.is_charged and not admitted else None
             if limit is not None and (
                 caller.identity in self._waiting or self._running[caller.identity] >= limit
@@ -382,12 +384,12 @@ class RpcServer:
         self._running[identity] += 1
         task = self._supervisor.spawn("request", work)
         self._tasks[task] = None
-        task.add_done_callback(functools.partial(self._ended, identity))
+        task.add_done_callback(functools.partial(self._ended, identity, len(caller.message.data)))
 
-    def _ended(self, identity: str, task: asyncio.Task[None]) -> None:
+    def _ended(self, identity: str, size: int, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
         self._finishing.discard(task)
-        self._pending.end(identity)
+        self._pending.end(identity, size)
         self._running[identity] -= 1
         if not self._running[identity]:
             del self._running[identity]

@@ -228,6 +228,7 @@ class BlockingMessage(BlockingTwin[api.Message]):
         self.data = message.data
         self.headers = message.headers
         self.reply = message.reply
+        self.size = message.size
         self.trace = message.trace
 
 

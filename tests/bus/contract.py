@@ -320,11 +320,14 @@ class Messages:
         assert [int(m.data) for m in seen] == [0, 1, 2, 3]
         assert subscription.statistics().dropped == 1
 
-    async def test_pending_bytes_are_bounded_too(self, connect: Connect):
+    @pytest.mark.parametrize(("data", "headers"), [(b"x" * 300, None), (b"", {"Name": "x" * 280})])
+    async def test_pending_bytes_are_bounded_too(
+        self, connect: Connect, data: bytes, headers: api.Headers | None
+    ):
         bus = await connect("one")
         subscription = await bus.subscribe("s", max_pending_bytes=1000)
         for _ in range(10):
-            await bus.publish("s", b"x" * 300)
+            await bus.publish("s", data, headers=headers)
         await bus.flush()
         assert subscription.statistics().pending == 3
         assert subscription.statistics().dropped == 7

@@ -339,6 +339,8 @@ class RpcContract:
             await eventually(lambda: serving.pending == 2)
             with pytest.raises(errors.Overloaded):
                 await ask(ann, "request.switch", large)
+            with pytest.raises(errors.Unavailable, match="too many requests"):  # answered once a second
+                await ask(ann, "request.switch", {"name": "n"}, on_behalf_of="n" * 1_000)
             assert len(await ask(ann, "read.state")) == 0
             assert (await ask(bob, "request.switch", large))["on"] == 1
             lamp.go_on.set()

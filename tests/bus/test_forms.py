@@ -38,6 +38,20 @@ def test_headers_are_refused_or_come_back(headers: dict[str, str]):
         assert raw.endswith(b"\r\n\r\n")
 
 
+def test_headers_are_limited_in_number_and_garbled_ones_in_size():
+    """A client may send a megabyte of them, which are decoded before its budget is known to be used up."""
+    many = {f"Name-{number}": "x" for number in range(message_format.HEADERS_MAX)}
+    assert message_format.decode_headers(message_format.encode_headers(many)) == many
+    with pytest.raises(errors.LimitExceeded, match="1001 headers"):
+        message_format.encode_headers(many | {"One": "more"})
+    foreign = b"NATS/1.0\r\n" + b"".join(b"A%d: b\r\n" % number for number in range(5000)) + b"\r\n"
+    assert len(message_format.decode_headers(foreign)) == message_format.HEADERS_MAX
+    garbled = b"NATS/1.0\r\nA: b\r\nB: " + b"\xff" * (1 << 20) + b"\r\n\r\n"
+    decoded = message_format.decode_headers(garbled)
+    assert decoded["A"] == "b"
+    assert len(decoded["B"]) < message_format.GARBLED_BYTES_MAX
+
+
 @given(st.binary(max_size=80))
 def test_any_bytes_as_headers_are_survived(raw: bytes):
     assert all(isinstance(value, str) for value in message_format.decode_headers(raw).values())

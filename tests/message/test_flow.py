@@ -188,8 +188,12 @@ async def test_a_quick_consumer_takes_what_has_arrived_and_a_slow_one_lets_other
     await connection.close()
 
 
+@pytest.mark.parametrize("in_properties", [False, True])
 async def test_large_messages_displace_as_many_small_ones_as_they_need(
-    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
+    dispatcher: leadership.DispatcherLeadership,
+    dial: conftest.Dial,
+    monkeypatch: pytest.MonkeyPatch,
+    in_properties: bool,
 ):
     monkeypatch.setattr(flow_control, "WAITING_SLOW", 1)
     monkeypatch.setattr(flow_control, "WAITING_BYTES_MAX", 10_000)
@@ -202,7 +206,9 @@ async def test_large_messages_displace_as_many_small_ones_as_they_need(
     assert isinstance(consumer, topic_consumers.TopicConsumer)
     producer = (await dial()).session().producer(news, persistent=False)
     for size in (*[1] * 50, *[1_000] * 20):
-        await producer.send(bytes(size))
+        properties = {"p": "p" * size} if in_properties else {}
+        await producer.send(messages.BytesMessage(bytes(0 if in_properties else size), properties=properties))
     await eventually.eventually(lambda: consumer.dropped + len(consumer._arrived) == 70)
+    assert len(consumer._arrived) <= 10
     assert consumer._bytes == sum(received.sequence for received in consumer._arrived) <= 10_000
     assert ["too slow" in str(error) for error in reported] == [True]

@@ -45,6 +45,10 @@ class ReceivedMessage:
         self._wire = over
 
     @property
+    def size(self) -> int:
+        return len(self.data) if self._raw_headers is None else len(self.data) + len(self._raw_headers)
+
+    @property
     def headers(self) -> api.Headers:
         if self._headers is None:
             self._headers = message_format.decode_headers(self._raw_headers)
@@ -57,7 +61,7 @@ class ReceivedMessage:
         beginning = _beginning(name)
         if self._headers is None and raw.startswith(beginning):  # the first, and mostly the only one
             at = len(beginning)
-            return raw[at : raw.find(b"\r\n", at)].decode("utf-8", "replace").strip()
+            return message_format.header_text(raw[at : raw.find(b"\r\n", at)]).strip()
         return self.headers.get(name)
 
     @property

@@ -116,7 +116,7 @@ class BoundedSubscription(lifecycle.ClosingContext):
                 if before is not None:
                     current.reset(before)
             return
-        size = len(message.data)
+        size = message.size
         if self._is_full_for(size) and not self._make_room(size):
             return
         self._queue.append(message)
@@ -140,7 +140,7 @@ class BoundedSubscription(lifecycle.ClosingContext):
         """Apply the policy to a full queue; False where the new message is the one to go."""
         if self._overflow is api.OverflowPolicy.DROP_OLDEST and size <= self._max_pending_bytes:
             while self._is_full_for(size):
-                self._queued_bytes -= len(self._queue.popleft().data)
+                self._queued_bytes -= self._queue.popleft().size
                 self._drop()
             return True
         self._drop()
@@ -217,7 +217,7 @@ class BoundedSubscription(lifecycle.ClosingContext):
 
     def _pop(self) -> api.Message:
         message = self._queue.popleft()
-        self._queued_bytes -= len(message.data)
+        self._queued_bytes -= message.size
         self._delivered += 1
         return message
 

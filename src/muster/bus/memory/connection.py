@@ -41,6 +41,10 @@ class SimulatedMessage:
         self.reply = reply
         self._bus = bus
 
+    @property
+    def size(self) -> int:
+        return len(self.data) + (len(message_format.encode_headers(self.headers)) if self.headers else 0)
+
     def header(self, name: str) -> str | None:
         return self.headers.get(name)
 

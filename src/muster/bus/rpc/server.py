@@ -303,7 +303,7 @@ class RpcServer:
         return receive
 
     def _hold(self, identity: str, message: api.Message, handle: Callable[[api.Message], None]) -> None:
-        if not self._held.add(identity, (message, handle), len(message.data)):
+        if not self._held.add(identity, (message, handle), message.size):
             self._refuse_overload(identity, message, admission_.OverloadReason.PENDING)
 
     def _handle(self, identity: str, message: api.Message, handle: Callable[[api.Message], None]) -> None:
@@ -333,7 +333,7 @@ class RpcServer:
         """
         now_s = self._loop.time()
         self._slices.note(identity, now_s)
-        size = len(message.data)
+        size = message.size
         if (
             self._admission.receive(identity, size, now_s)
             if is_charged
@@ -359,7 +359,7 @@ class RpcServer:
             unknown = errors.NotFound(f"no operation {name[:40]!r} to {kind}", hint=f"there are: {names}")
             self.charge(caller.identity, admission_.MALFORMED)
             self._refuse_now(message, unknown)
-        elif not admitted and not self._pending.has_room(caller.identity, len(message.data)):
+        elif not admitted and not self._pending.has_room(caller.identity, message.size):
             # A repetition is not refused: the request may still be executed, and it is answered then.
             if self._answers.get(caller.identity, caller.request_id) is not None:
                 self.refused["repeated"] += 1
@@ -368,7 +368,7 @@ class RpcServer:
         else:
             if operation.is_charged:
                 self.charge(caller.identity, admission_.REQUEST)
-            self._pending.begin(caller.identity, len(message.data))
+            self._pending.begin(caller.identity, message.size)
             limit = self._each_at_once if operation.is_charged and not admitted else None
             if limit is not None and (
                 caller.identity in self._waiting or self._running[caller.identity] >= limit
@@ -384,7 +384,7 @@ class RpcServer:
         self._running[identity] += 1
         task = self._supervisor.spawn("request", work)
         self._tasks[task] = None
-        task.add_done_callback(functools.partial(self._ended, identity, len(caller.message.data)))
+        task.add_done_callback(functools.partial(self._ended, identity, caller.message.size))
 
     def _ended(self, identity: str, size: int, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)

@@ -78,25 +78,25 @@ class TopicConsumer(consumers.Consumer):
         raise errors.InvariantViolation("the dispatcher does not deliver to topic consumers")
 
     def offer(self, topic_message: topic_listeners.TopicMessage) -> None:
-        meta, data = topic_message.meta, topic_message.message.data
+        meta, size = topic_message.meta, topic_message.message.size
         if (self._excluded_origin is not None and meta.origin == self._excluded_origin) or (
             self._matches is not None and not self._matches(meta.lookup())
         ):
             return
-        message = codec.message_from_meta(meta, data)
+        message = codec.message_from_meta(meta, topic_message.message.data)
         if len(self._arrived) > flow_control.WAITING_SLOW or self._bytes > flow_control.WAITING_SLOW_BYTES:
             self.session.connection.report_slow(self)
             while (
                 len(self._arrived) >= flow_control.WAITING_MAX
-                or self._bytes + len(data) > flow_control.WAITING_BYTES_MAX
+                or self._bytes + size > flow_control.WAITING_BYTES_MAX
             ):
                 self._bytes -= self._arrived.popleft().sequence
                 self._drop()
         else:
             self._is_dropping = False
         message.delivery_count = 1
-        self._bytes += len(data)
-        self._put(consumers.ReceivedDelivery(message, self, "", len(data)))
+        self._bytes += size
+        self._put(consumers.ReceivedDelivery(message, self, "", size))
 
     def _drop(self) -> None:
         self.dropped += 1

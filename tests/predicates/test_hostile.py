@@ -186,6 +186,23 @@ def test_like_takes_no_longer_than_the_value_is_long(pattern: str) -> None:
     assert took[1] < 40 * max(took[0], 0.0005)  # eight times the length: not its square, which is 64
 
 
+def test_the_patterns_of_a_selector_take_a_bounded_time_together() -> None:
+    """A dispatcher evaluates selectors between its other work, on properties of up to 320 KiB."""
+    wild = [f"x LIKE '%b{'_' * 245}a{number:03}%'" for number in range(30)]
+    with pytest.raises(errors.LimitExceeded, match="have 500 characters, and at most 256"):
+        parser.parse(" OR ".join(wild))
+    plain = [f"x LIKE '%{'b' * 60}a%{'b' * 60}c{number:03}%'" for number in range(60)]
+    fixed = [f"x LIKE '{'_' * 250}a%'" for _ in range(30)]
+    matches = python.compile(parser.parse(" OR ".join([wild[0], *plain, *fixed])))
+    value = {"x": "b" * (320 << 10)}.get
+    best = 9.9
+    for _ in range(3):
+        began = time.process_time()
+        assert matches(value) is False
+        best = min(best, time.process_time() - began)
+    assert best < 1.0  # 0.1; four seconds if each part is tried everywhere
+
+
 def test_a_condition_that_would_explode_is_counted_not_made() -> None:
     explosive = " AND ".join(f"(a = {n} OR b = 'x{n}')" for n in range(100))
     began = time.process_time()

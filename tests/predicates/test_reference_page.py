@@ -54,4 +54,5 @@ def test_the_limits() -> None:
         bounds.depth,
         bounds.pattern_length,
         bounds.pattern_wildcards,
+        bounds.gaps_length,
     ]

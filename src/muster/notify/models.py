@@ -39,7 +39,7 @@ EVENT_BYTES_MAX: Final = 256 << 10  # leaves space for the names of its receiver
 POLICY_LIMITS: Final = limits.PredicateLimits(text_length=16_384, clauses=256)
 # For the canonical form, which may be longer than the text that was within the limits above.
 KEPT_LIMITS: Final = limits.PredicateLimits(
-    text_length=1 << 20, clauses=10_000, depth=100, pattern_length=1024
+    text_length=1 << 20, clauses=10_000, depth=100, pattern_length=1024, gaps_length=1 << 20
 )
 
 # Known for every sender, from the subject that the broker checked. No model declares them, no grant assigns

@@ -4,7 +4,7 @@ A pattern is split at its ``%`` into *segments*. The first must match at the sta
 its end, and each one between at the leftmost position after the previous one: if there is a match at all,
 then there is one with every segment as far left as possible, so there is no backtracking. A regular
 expression does the same with atomic groups. The time is at most the length of the value times that of the
-pattern.
+segments between two ``%`` that contain ``_`` (`gap_length`).
 """
 
 from __future__ import annotations
@@ -102,16 +102,36 @@ def matcher(pattern: str, escape: str = "") -> Callable[[str], bool]:
     if len(middle) == 1 and not first and not last and (inside := plain(middle[0])) is not None:
         return lambda value: inside in value
     # The last segment has a fixed length, so its place is known; the others must end before it.
-    head = re.compile(
-        _expression(first) + "".join(f"(?>.*?{_expression(part)})" for part in middle), re.S
-    ).match
-    tail = re.compile(_expression(last), re.S).fullmatch
-    reserved = len(last)
-    return lambda value: (
-        (cut := len(value) - reserved) >= 0
-        and tail(value, cut) is not None
-        and head(value, 0, cut) is not None
-    )
+    head, tail = _search(first), _search(last)
+    parts = [(_search(part), len(part)) for part in middle]
+
+    def matches(value: str) -> bool:
+        at, end = len(first), len(value) - len(last)
+        if at > end or head(value, 0, at) < 0 or tail(value, end, len(value)) < 0:
+            return False
+        for search, length in parts:
+            at = search(value, at, end)
+            if at < 0:
+                return False
+            at += length
+        return True
+
+    return matches
+
+
+def _search(segment: Segment) -> Callable[[str, int, int], int]:
+    """Where the segment begins between two positions of a value; -1: nowhere. In linear time if it is
+    plain."""
+    if (text := plain(segment)) is not None:
+        return lambda value, start, end: value.find(text, start, end)
+    search = re.compile(_expression(segment), re.S).search
+    return lambda value, start, end: -1 if (found := search(value, start, end)) is None else found.start()
+
+
+def gap_length(form: PatternShape) -> int:
+    """The length of the segments that can begin anywhere and contain wildcards: the time of a match grows
+    with it, for each character of the value."""
+    return sum(len(segment) for segment in form.segments[1:-1] if ANY_ONE in segment)
 
 
 def _expression(segment: Segment) -> str:

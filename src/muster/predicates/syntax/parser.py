@@ -91,6 +91,7 @@ class _Parser:
         self._next = 0
         self._home = home
         self._scopes = scopes
+        self._gaps_length = 0  # of its LIKE patterns
 
     def run(self) -> ast.Condition:
         while True:
@@ -358,12 +359,20 @@ class _Parser:
                 f"and at most {self._stack.bounds.pattern_length} are allowed"
             )
         try:
-            runs = len(like_patterns.shape(pattern, escape).segments) - 1
+            form = like_patterns.shape(pattern, escape)
         except ValueError as error:
             self._stack.fail(str(error), string.end - 2, "double the escape character to match it literally")
+        runs = len(form.segments) - 1
         if runs > self._stack.bounds.pattern_wildcards:
             raise errors.LimitExceeded(
                 f"the pattern at character {string.start} has {runs} runs of %, "
                 f"and at most {self._stack.bounds.pattern_wildcards} are allowed"
+            )
+        self._gaps_length += like_patterns.gap_length(form)
+        if self._gaps_length > self._stack.bounds.gaps_length:
+            raise errors.LimitExceeded(
+                f"the parts of patterns with _ between two % have {self._gaps_length:,} characters, "
+                f"and at most {self._stack.bounds.gaps_length} are allowed in an expression",
+                hint="write % in place of _ there, or drop the % around them",
             )
         return ast.Like(name, pattern, escape, (start, end))

@@ -114,6 +114,20 @@ async def test_tls_handshakes_count_as_connections(tmp_path):
         assert (await http_client.get(f"{server.url}/livez", tls=believed)).status == 200
 
 
+async def test_a_client_address_has_a_limited_part_of_the_connections():
+    async with await http_server.serve({"/livez": ok}, of_address_max=2) as server:
+        there, here = (server.host, server.port), ("127.0.0.2", 0)
+        silent = [await asyncio.open_connection(*there, local_addr=here) for _ in range(5)]
+        await eventually(lambda: sum(reader.at_eof() for reader, _ in silent) == 3)
+        assert (await http_client.get(f"{server.url}/livez")).status == 200
+        for _, writer in silent:
+            writer.transport.abort()
+        await eventually(lambda: not server._tasks)
+        _, writer = await asyncio.open_connection(*there, local_addr=here)
+        await eventually(lambda: server._tasks)
+        writer.transport.abort()
+
+
 async def test_a_response_without_a_length_is_joined_in_linear_time():
     class ChunkedReader:
         def __init__(self, count: int) -> None:

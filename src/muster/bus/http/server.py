@@ -19,7 +19,7 @@ from http import HTTPStatus
 from typing import Any, cast
 
 from muster.core import errors, lifecycle
-from muster.core.net import http1
+from muster.core.net import connection_limits, http1
 
 log = logging.getLogger(__name__)
 
@@ -73,12 +73,12 @@ class HttpServer(lifecycle.ClosingContext):
         post_routes: Mapping[str, Handler],
         on_refused: Callable[[str], None],
         body_bytes_max: int,
-        connections_max: int,
+        limits: connection_limits.ConnectionLimits,
     ) -> None:
         self._routes = {"GET": dict(get_routes), "HEAD": dict(get_routes), "POST": dict(post_routes)}
         self._on_refused = on_refused
         self._body_bytes_max = body_bytes_max
-        self._connections_max = connections_max
+        self._limits = limits
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._tls: ssl.SSLContext | None = None
@@ -118,7 +118,7 @@ class HttpServer(lifecycle.ClosingContext):
         assert task is not None
         self._tasks.add(task)
         try:
-            if len(self._tasks) > self._connections_max:
+            if not self._limits.add(task, str((writer.get_extra_info("peername") or ("",))[0])):
                 self._on_refused("connections")
             else:
                 with contextlib.suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
@@ -128,6 +128,7 @@ class HttpServer(lifecycle.ClosingContext):
             pass
         finally:
             self._tasks.discard(task)
+            self._limits.discard(task)
             writer.transport.abort()  # no effect on a connection that is closed
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -218,13 +219,15 @@ async def serve(
     tls: ssl.SSLContext | None = None,
     body_bytes_max: int = BODY_BYTES_MAX,
     connections_max: int = CONNECTIONS_MAX,
+    of_address_max: int | None = None,
 ) -> HttpServer:
     """Serve GET and HEAD at the exact paths of ``get_routes``, and POST at those of ``post_routes``.
 
     ``port`` 0 takes a free port: see `HttpServer.port`. ``on_refused`` is called with the reason of each
-    rejected request.
+    rejected request. ``of_address_max`` bounds the connections of one client address.
     """
-    server = HttpServer(get_routes, post_routes or {}, on_refused, body_bytes_max, connections_max)
+    limits = connection_limits.ConnectionLimits(connections_max, of_address_max)
+    server = HttpServer(get_routes, post_routes or {}, on_refused, body_bytes_max, limits)
     await server._listen(host, port, tls)
     return server
 

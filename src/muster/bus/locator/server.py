@@ -41,6 +41,7 @@ FORGET_S = 300.0  # an address without a broker for this time is not tried any m
 PROBE_TIMEOUT_S = 1.0
 ANSWER_MAX = 8
 PROBES_MAX = 16
+OF_ADDRESS_MAX = 64  # connections of one client
 ADDRESSES_MAX = 1024  # that a survey probes: whatever listens at one of them may report others
 DEFAULT_PORT = 4222
 EVERYWHERE = ("0.0.0.0", "::")
@@ -101,7 +102,8 @@ class Locator(lifecycle.ServiceContext):
 
     async def start(self) -> None:
         host, port, tls = self._listen
-        self._server = await server.serve({"/locate": self._answer, "/livez": _alive}, host, port, tls=tls)
+        routes = {"/locate": self._answer, "/livez": _alive}
+        self._server = await server.serve(routes, host, port, tls=tls, of_address_max=OF_ADDRESS_MAX)
 
     async def stop(self) -> None:
         if self._server is not None:

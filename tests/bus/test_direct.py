@@ -26,6 +26,7 @@ from muster.core.net import tls
 from muster.testing.eventually import eventually
 from muster.trust import certificates, credentials, keyring, peer_admission
 from muster.trust.permissions import roles
+from tests import cancellation
 from tests.bus import rpc_contract
 
 PART = rpc_contract.PART
@@ -760,3 +761,49 @@ async def test_a_closed_bus_makes_no_link(world):
         with pytest.raises(errors.NotConnected):
             await near.request("muster.manage.from.ann.read.ping", b"")
     assert not any("link of ann" in task.get_name() for task in asyncio.all_tasks())
+
+
+async def test_calls_that_are_cancelled_leave_no_request_and_no_link(world):
+    service, ann = await world.pair()
+    (opened,), repeat = ann.links.values(), api.Repetition(0.02)
+    slow = subjects.from_identity(PART, "ann", "read", "slow")
+    quick = subjects.from_identity(PART, "ann", "read", "quick")
+    await service.subscribe(subjects.from_identity(PART, "*", "read", "slow"), handler=_late_echo)
+    await service.subscribe(subjects.from_identity(PART, "*", "read", "quick"), handler=echo)
+
+    async def check() -> None:
+        assert not opened._pending
+        assert (await ann.request(quick, b"x", timeout_s=5)).data == b"x"
+
+    async def ask() -> None:
+        await ann.request(slow, b"y", timeout_s=5, repeat=repeat)
+
+    assert await cancellation.at_each_await(ask, check)
+    address, access = world.listeners["service"].address, world.access("ann")
+
+    async def use() -> None:
+        async with dialer.DirectDialer(ann, access) as dialing:
+            await dialing.use(address)
+
+    async def unused() -> None:
+        await eventually(lambda: len(world.listeners["service"]) <= 1)
+        assert all(made.is_open for made in ann.links.values())
+
+    cancelled = 0
+    for place in range(200):
+        steps = cancellation._Steps(use(), place, with_result=False)
+        task = asyncio.ensure_future(cancellation._run(steps))
+        await asyncio.wait({task}, timeout=0.3)
+        if steps.cancelled_at is None:
+            task.cancel()
+        await asyncio.wait({task}, timeout=5)
+        cancelled += task.cancelled()
+        await unused()
+        if steps.cancelled_at is None:
+            break
+    assert cancelled > 5
+
+
+async def _late_echo(message: api.Message) -> None:
+    await asyncio.sleep(0.05)
+    await message.respond(message.data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import json
 import random
 import signal
 import ssl
@@ -219,6 +220,61 @@ async def test_a_process_at_a_stolen_address_gets_nothing(world):
     forged = frames.PeerAddress(identity="service", key=eve.key, addresses=real.addresses, tls=False)
     with pytest.raises(errors.Unauthorized, match="signature"):
         await dialing.use(forged)
+
+
+async def test_a_challenge_cannot_be_chosen_so_that_it_names_another_address(world):
+    """A process at a stolen address has the peer sign its address as a part of the challenge."""
+    await world.listen("service")
+    real = world.listeners["service"].address
+    dialing = dialer.DirectDialer(await world.bus("ann"), world.access("ann"))
+    shown: list[frames.DirectProof] = []
+
+    async def read(reader: asyncio.StreamReader, kind: type[Any]) -> Any:
+        return frames.decode(
+            await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big")), kind
+        )
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host, _, port = real.addresses[0].rpartition(":")
+        there, back = await asyncio.open_connection(host, int(port))
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            hello = await read(reader, frames.DirectHello)
+            back.write(frames.encode(frames.DirectHello(f"{hello.nonce} {place}")))
+            challenge = await read(there, frames.DirectChallenge)
+            passed_on = frames.DirectChallenge(
+                challenge.identity, challenge.nonce, (place, *challenge.addresses), challenge.answer
+            )
+            writer.write(frames.encode(passed_on))
+            shown.append(await read(reader, frames.DirectProof))
+        back.close()
+        writer.close()
+
+    async with await asyncio.start_server(relay, "127.0.0.1", 0) as relaying:
+        place = f"127.0.0.1:{relaying.sockets[0].getsockname()[1]}"
+        with pytest.raises(errors.Unauthorized, match="signature"):
+            await dialing.use(
+                frames.PeerAddress(identity="service", key=real.key, addresses=(place,), tls=False)
+            )
+    assert not shown, "the client shows its document to no other process"
+
+
+async def test_a_client_signs_no_text_of_a_broker_that_is_valid_elsewhere(world):
+    await world.listen("service")
+    creds = await asyncio.to_thread(world.trust.credentials, "service")
+    received: list[bytes] = []
+
+    async def broker(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        info = {"auth_required": True, "nonce": frames.signed_by_client("x" * 16, "service")}
+        writer.write(f"INFO {json.dumps(info)}\r\n".encode())
+        received.append(await reader.read())
+        writer.close()
+
+    async with await asyncio.start_server(broker, "127.0.0.1", 0) as fake:
+        url = f"nats://127.0.0.1:{fake.sockets[0].getsockname()[1]}"
+        with pytest.raises(errors.Unauthorized, match="not the challenge of a broker"):
+            await client.connect((url,), creds=creds)
+        await eventually(lambda: received)
+    assert received == [b""]
 
 
 async def test_only_valid_credentials_and_their_holder_are_admitted(world, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 import urllib.parse
 from collections.abc import Callable, Mapping
@@ -12,6 +13,8 @@ from muster.core import errors
 from muster.core.telemetry import log
 
 events = log.EventLog("bus")
+
+_NONCE = re.compile(r"[A-Za-z0-9+/=_-]{8,256}")  # of a broker
 
 
 class CredentialSource(Protocol):
@@ -62,7 +65,10 @@ def login(
                 current = load()  # again for each attempt: they may have been renewed
             except errors.MusterError as error:  # unreadable now: those we have may still do
                 events.warning("credentials-unreadable", error=error)
-            return {"jwt": current.user_jwt, "sig": current.answer(str(info["nonce"])).decode()}
+            nonce = str(info["nonce"])
+            if _NONCE.fullmatch(nonce) is None:  # the signature may be valid elsewhere
+                raise errors.Unauthorized(f"{nonce[:60]!r} is not the challenge of a broker")
+            return {"jwt": current.user_jwt, "sig": current.answer(nonce).decode()}
         if password is not None:
             return {"user": user, "pass": urllib.parse.unquote(password)}
         return {"auth_token": user} if user else {}

@@ -67,12 +67,13 @@ class DirectFrame(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def signed_by_listener(nonce: str, addresses: Iterable[str]) -> str:
-    """What a listener signs: its addresses too, so no other process can pass the answer on as its own."""
-    return f"muster direct listener {nonce} {' '.join(addresses)}"
+    """What a listener signs: its addresses too, so no other process can pass the answer on as its own. In
+    JSON, because the client chooses the nonce: it must not be read as a part of the addresses."""
+    return f"muster direct listener {msgspec.json.encode([nonce, *addresses]).decode()}"
 
 
 def signed_by_client(nonce: str, listener: str) -> str:
-    return f"muster direct client {nonce} {listener}"
+    return f"muster direct client {msgspec.json.encode([nonce, listener]).decode()}"
 
 
 _encode = msgspec.msgpack.Encoder().encode

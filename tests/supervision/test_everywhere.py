@@ -109,7 +109,6 @@ UNSUPERVISED = {
     "manage/agent/shells.py: ShellSession.run": "awaited in place",
     "manage/log_stream.py: LogStream._start_requests": "awaited by `lines`, which raises its error",
     "manage/registry/operations.py: _send_page": "awaited in place",
-    "manage/registry/registry_log.py: finish": "awaited in place",
     "message/dispatcher/leadership.py: DispatcherLeadership._run": "awaited in place",
     "message/dispatcher/leadership.py: DispatcherLeadership._run_dispatcher": "awaited in place",
     "message/dispatcher/peers/transactions.py: Transactions._resolve": "awaited by all callers",

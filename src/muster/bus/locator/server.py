@@ -102,7 +102,7 @@ class Locator(lifecycle.ServiceContext):
 
     async def start(self) -> None:
         host, port, tls = self._listen
-        routes = {"/locate": self._answer, "/livez": _alive}
+        routes: dict[str, server.Handler] = {"/locate": self._answer, "/livez": _alive}
         self._server = await server.serve(routes, host, port, tls=tls, of_address_max=OF_ADDRESS_MAX)
 
     async def stop(self) -> None:

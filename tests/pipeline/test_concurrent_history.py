@@ -90,9 +90,9 @@ def test_a_deletion_and_batches_at_the_same_time_do_not_disturb_each_other(root,
 
 
 def test_a_compaction_gives_way_to_a_deletion(root, monkeypatch):  # noqa: F811
-    snapshot = delta.Snapshot(root, tables.NODES)
+    groups = maintenance._mergeable(delta.Snapshot(root, tables.NODES), LATER_S)
     export.forget(root, "m3")
-    monkeypatch.setattr(delta, "Snapshot", lambda *_: snapshot)  # opened before the deletion
+    monkeypatch.setattr(maintenance, "_mergeable", lambda *_: groups)  # found before the deletion
     assert maintenance.compact(root, tables.NODES, LATER_S) == 0
     monkeypatch.undo()
     assert maintenance.compact(root, tables.NODES, LATER_S) == 3

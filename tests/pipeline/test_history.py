@@ -343,6 +343,32 @@ def test_compaction_and_maintenance_keep_every_report(root):
     assert (node.sequence, node.metrics["cpu_percent"], node.metrics["queue"]) == (1, 70.0, 7.0)
 
 
+def test_compaction_merges_some_files_at_a_time_and_tells_followers_of_no_change(root, monkeypatch):
+    sizes = [file.size for file in delta.Snapshot(root, tables.NODES).files]
+    assert store(root, 3, [traffic.report("m", 9, T0 + 3 * HOUR)])
+    monkeypatch.setattr(maintenance, "MERGED_BYTES", sum(sizes[:2]))
+    before = sorted((row["machine"], row["sequence"], row["metrics"]) for row in read(root))
+    asked: list[int] = []
+
+    def check() -> None:
+        asked.append(1)
+        if len(asked) == 2:
+            raise errors.StaleEpoch("superseded", epoch=1, current=2)
+
+    later_s = T0 / 1000 + 2 * 86400
+    with pytest.raises(errors.StaleEpoch):
+        maintenance.compact(root, tables.NODES, later_s, check)
+    assert len(delta.Snapshot(root, tables.NODES).files) == 3, "the first two are one"
+    assert maintenance.compact(root, tables.NODES, later_s) > 0
+    assert sorted((row["machine"], row["sequence"], row["metrics"]) for row in read(root)) == before
+    newest = max((root / "nodes" / "_delta_log").glob("*.json"))
+    actions = [json.loads(line) for line in newest.read_text().splitlines()]
+    changes = [part["dataChange"] for action in actions for part in action.values() if "dataChange" in part]
+    assert changes
+    assert not any(changes)
+    assert maintenance._changed_hours(delta.Snapshot(root, tables.NODES), 4) == set()
+
+
 def test_small_files_of_the_current_day_are_merged_when_there_are_many(root, monkeypatch):
     monkeypatch.setattr(maintenance, "FILES_OPEN_DAY", 3)
     assert maintenance.compact(root, tables.NODES, T0 / 1000) == 3

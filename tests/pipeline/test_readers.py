@@ -8,10 +8,13 @@ import pytest
 from deltalake import DeltaTable
 
 from muster.core import errors, messages
+from muster.core.telemetry import log
 from muster.pipeline import spark as spark_
 from muster.pipeline.fleet import rollups
-from muster.pipeline.history import maintenance, tables
-from tests.pipeline import test_history, traffic
+from muster.pipeline.history import delta, maintenance, maintenance_process, spark_maintenance, tables
+from muster.pipeline.job import history_upkeep
+from muster.pipeline.source import spark_internals
+from tests.pipeline import test_history, test_history_upkeep, traffic
 from tests.pipeline.test_history import root  # noqa: F401 (a fixture)
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +62,7 @@ def _alert() -> messages.Alert:
 
 
 def test_what_the_page_shows_runs(history_root, spark):
-    assert len(BLOCKS) == 5
+    assert len(BLOCKS) == 6
     for block in BLOCKS:
         exec(compile(block, "history.md", "exec"), {"history": str(history_root), "spark": spark})
 
@@ -126,3 +129,33 @@ def test_a_period_reads_only_the_partitions_of_its_days(history_root, spark):
     spark_.register(spark, history_root)
     plan = spark.sql("SELECT * FROM nodes WHERE day = DATE '2023-11-16'")._jdf.queryExecution().toString()
     assert "PartitionFilters: [isnotnull(day" in plan
+
+
+async def test_executors_maintain_a_large_history_as_the_small_process_does(root, spark, monkeypatch):  # noqa: F811
+    ask = history_upkeep.HistoryUpkeep(
+        str(root),
+        maintenance.UNLIMITED,
+        test_history_upkeep.ExpiringLease(100),
+        log.EventLog("pipeline"),
+        lambda: test_history_upkeep.LATER_MS,
+        spark,
+    )
+    spark_internals.activate(spark)
+    files = delta.Snapshot(root, tables.NODES).files
+    assert (await ask.maintain(with_vacuum=False))["compacted"] == len(files)
+    expected = test_history.read(root, tables.HOURLY)
+    assert len(expected) == 30
+    test_history.store(root, 7, [traffic.report("m1", 70, test_history.T0, metrics={"a": 1.0, "queue": 3.0})])
+    monkeypatch.setattr(spark_maintenance, "LARGE_ROWS", 0)
+    monkeypatch.setattr(maintenance_process, "run", None)
+    later_s = test_history_upkeep.LATER_MS / 1000 + 86400
+    done = spark_maintenance.run(spark, root, later_s, 86400.0, lambda: None)
+    assert done == {"hours": 1, "compacted": 5}  # three files of hours, two of reports
+    rows = {(row["hour"], row["machine"]): row for row in test_history.read(root, tables.HOURLY)}
+    assert len(rows) == 30
+    changed = {key: row for key, row in rows.items() if row not in expected}
+    assert [key[1] for key in changed] == ["m1"]
+    (row,) = changed.values()
+    assert (row["reports"], row["metrics"]) == (2, [("a", 1.0), ("queue", 2.0)])
+    assert len(test_history.read(root)) == 31
+    assert len(delta.Snapshot(root, tables.NODES).files) == 1

@@ -16,8 +16,9 @@ reads them with partition pruning and predicate push-down.
 from __future__ import annotations
 
 import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
 import pyarrow as pa
 
 from muster.core import errors
@@ -28,6 +29,8 @@ LAST_MS = 253_402_300_799_999  # the end of the year 9999
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+R = TypeVar("R", bound=msgspec.Struct)
 
 
 def register(
@@ -41,7 +44,7 @@ def register(
 
     if not session.is_local(str(spark.sparkContext.master)):
         session.send_code(spark)
-    spark.dataSource.register(data_source.MusterDataSource)
+    data_source.register(spark)
     made: list[str] = []
     if history is None:
         return made
@@ -91,6 +94,11 @@ def read(
             frame = frame.where(f"{tables.DAY} {'<=' if last else '>='} DATE '{day}'")
             frame = frame.where(f"{snapshot.time} {comparison} timestamp_millis({bound_ms})")
     return frame
+
+
+def collect(frame: DataFrame, kind: type[R]) -> list[R]:
+    """The rows, whose columns have the names of the fields."""
+    return [kind(*(row[name] for name in kind.__struct_fields__)) for row in frame.collect()]
 
 
 def query(spark: SparkSession, text: str, rows: int | None) -> pa.Table:

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from muster.app import settings as app_settings
 from muster.core import errors, files
 from muster.loop import reaction_rules, response_rules
-from muster.pipeline.alerts import rule_file
+from muster.pipeline.alerts import notifications
 
 KEYS = "pipeline.rules", "responder.rules", "reactions.rules"
 
 
 def check(settings: app_settings.Settings) -> list[str]:
     """The files, if all of them are valid; otherwise `errors.InvalidInput` with the first error. Blocks."""
-    rule_file.load(settings.pipeline)
+    notifications.load_rules(settings.pipeline)
     _check("responder.rules", settings.responder.rules, response_rules.load)
     _check("reactions.rules", settings.reactions.rules, reaction_rules.load)
     named = settings.pipeline.rules, settings.responder.rules, settings.reactions.rules

@@ -32,14 +32,14 @@ from urllib import parse
 import msgspec
 
 from muster.bus.http import client
-from muster.core import errors, messages
+from muster.core import errors, files, messages
 from muster.core.formats import yaml
 from muster.core.net import hosts
 from muster.core.settings import loader, sections
 from muster.core.telemetry import log
 from muster.pipeline import protocol
 from muster.pipeline import settings as settings_
-from muster.pipeline.alerts import tracker, webhooks
+from muster.pipeline.alerts import rules, tracker, webhooks
 
 doc = sections.field_doc
 
@@ -84,6 +84,24 @@ class AlertContact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mail: Annotated[
         tuple[str, ...], doc("Mail addresses; the setting `pipeline.mail_allowed` lists them.")
     ] = ()
+
+
+def load_rules(
+    settings: settings_.PipelineSettings,
+) -> tuple[tuple[rules.AlertRule, ...], dict[str, AlertContact]]:
+    """The rules of the setting ``pipeline.rules``, and the contacts that they name. Blocks."""
+    if not settings.rules:
+        return (), {}
+    path = files.expanded(settings.rules)
+    known = rules.load(path)
+    contacts = load(path, settings)
+    for rule in known:
+        for name in rule.notify:
+            if name not in contacts:
+                raise errors.InvalidInput(
+                    f"{path}: the rule {rule.name!r} notifies {name!r}, which is not defined"
+                )
+    return known, contacts
 
 
 def load(path: Path, settings: settings_.PipelineSettings) -> dict[str, AlertContact]:

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from muster.pipeline.history import storage, tables
@@ -22,6 +23,7 @@ from muster.pipeline.history import storage, tables
 DAY_US = 86_400_000_000
 HOUR_US = 3_600_000_000
 DAYS_MAX = 100  # in one batch of a shard: clocks of machines can be arbitrarily wrong
+GROUP_ROWS = 250_000  # of a row group in a merged file
 WRITTEN_AT_ONCE = 65_536  # values: a report has dozens of metrics
 _EPOCH = datetime.date(1970, 1, 1)
 _LAST_DAY = (datetime.date(9999, 12, 30) - _EPOCH).days  # later times have no date in most readers
@@ -76,31 +78,51 @@ def _write_day(
     stem: str,
 ) -> DataFile:
     path = f"{tables.DAY}={day}/{stem}-{uuid.uuid4().hex[:12]}.parquet"
-    # A machine is in a file of reports once or a few times: a dictionary of them would only cost time.
-    words = [
-        field.name for field in rows.schema if pa.types.is_string(field.type) and field.name != "machine"
-    ]
-    words += [f"{field.name}.key_value.key" for field in rows.schema if pa.types.is_map(field.type)]
-    flat = [field.name for field in rows.schema if not pa.types.is_nested(field.type)]
     # Maps are mostly numbers of metrics: to compress them would take a third of the time of writing.
     compression = {name: "lz4" for field in rows.schema for name in _texts_and_numbers(field)}
     rows = rows.unify_dictionaries()
     size = storage.write_file(
         storage.join(root, definition.name),
         path,
-        lambda file: pq.write_table(
-            rows,
-            file,
-            compression=compression,
-            use_dictionary=words,
-            write_statistics=flat,  # readers compare no elements of lists and maps
-            write_batch_size=WRITTEN_AT_ONCE,
-            store_schema=False,  # or else codes would be read as codes
-        ),
+        lambda file: pq.write_table(rows, file, compression=compression, **_options(rows.schema)),
     )
     start = int(times.min()) // HOUR_US
     hours = np.flatnonzero(np.bincount(times // HOUR_US - start)) + start
     return DataFile(path, size, rows.num_rows, day, _statistics(definition, rows), tuple(hours.tolist()))
+
+
+def _options(schema: pa.Schema) -> dict[str, Any]:
+    # A machine is in a file of reports once or a few times: a dictionary of them would only cost time.
+    words = [field.name for field in schema if pa.types.is_string(field.type) and field.name != "machine"]
+    words += [f"{field.name}.key_value.key" for field in schema if pa.types.is_map(field.type)]
+    return {
+        "use_dictionary": words,
+        # Readers compare no elements of lists and maps.
+        "write_statistics": [field.name for field in schema if not pa.types.is_nested(field.type)],
+        "write_batch_size": WRITTEN_AT_ONCE,
+        "store_schema": False,  # or else codes would be read as codes
+    }
+
+
+def merge(root: storage.Root, table: str, rows: ds.Dataset, day: str) -> DataFile:
+    """Write the rows of a day to one file that is smaller than those of `write`, in little memory."""
+    definition = tables.definition(table)
+    schema = pa.schema([field for field in rows.schema if field.name != tables.DAY])
+
+    def copy(file: Any) -> None:
+        with pq.ParquetWriter(file, schema, compression="zstd", **_options(schema)) as writer:
+            waiting: list[pa.RecordBatch] = []
+            for batch in rows.to_batches(columns=schema.names, use_threads=False):
+                waiting.append(batch)
+                if sum(part.num_rows for part in waiting) >= GROUP_ROWS:
+                    writer.write_table(pa.Table.from_batches(waiting))
+                    waiting = []
+            writer.write_table(pa.Table.from_batches(waiting, schema))
+
+    path = f"{tables.DAY}={day}/merged-{uuid.uuid4().hex[:12]}.parquet"
+    size = storage.write_file(storage.join(root, table), path, copy)
+    indexed = rows.to_table(columns=list(definition.statistics))
+    return DataFile(path, size, indexed.num_rows, day, _statistics(definition, indexed))
 
 
 def _texts_and_numbers(field: pa.Field) -> list[str]:

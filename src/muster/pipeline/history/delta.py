@@ -21,7 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
-from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction, WriterProperties
+from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction
 from deltalake.transaction import AddAction, RemoveAction
 
 from muster.core import errors, files
@@ -35,7 +35,6 @@ DRIVER = "driver"  # application of the transaction whose version is the epoch o
 REWRITE = "rewrite"  # application of the transactions that replace files
 ATTEMPTS = 5
 REPLACE_ATTEMPTS = 20
-WRITER = WriterProperties(compression="ZSTD")
 
 
 class SchemaConflict(errors.Conflict):
@@ -141,9 +140,15 @@ class HistoryTable:
         return True
 
     def replace(
-        self, removed: Iterable[TableFile], added: Iterable[data_files.DataFile], hours: Iterable[int] = ()
+        self,
+        removed: Iterable[TableFile],
+        added: Iterable[data_files.DataFile],
+        hours: Iterable[int] = (),
+        *,
+        changes: bool = True,
     ) -> None:
-        """Replace files in one transaction. ``hours``: of rows that are not in the table any more.
+        """Replace files in one transaction. ``hours``: of rows that are not in the table any more;
+        ``changes``: False if the rows are the same, so that those who follow the table pass over them.
 
         `storage.ConcurrentChange` if another process replaced files since this handle was opened, which must
         be as old as the list of files.  delta-rs accepts the removal of files that a compaction has merged
@@ -153,11 +158,15 @@ class HistoryTable:
         now_ms = _now_ms()
         removals = {
             file.path: RemoveAction(
-                file.path, True, now_ms, size=file.size, partition_values={tables.DAY: file.day.isoformat()}
+                file.path,
+                changes,
+                now_ms,
+                size=file.size,
+                partition_values={tables.DAY: file.day.isoformat()},
             )
             for file in removed
         }
-        additions = _additions(added)
+        additions = _additions(added, changes=changes)
         before = self.transaction_version(REWRITE) or 0
         for attempt in range(REPLACE_ATTEMPTS):
             self.refresh()
@@ -318,10 +327,10 @@ class Snapshot:
         return [
             file
             for file in self.files
-            if (from_ms is None or file.until is None or _ms(file.until + PRECISION) >= from_ms)
-            and (to_ms is None or file.since is None or _ms(file.since) < to_ms)
-            and (from_ms is None or _ms(_end_of(file.day)) > from_ms)
-            and (to_ms is None or _ms(_start_of(file.day)) < to_ms)
+            if (from_ms is None or file.until is None or ms_of(file.until + PRECISION) >= from_ms)
+            and (to_ms is None or file.since is None or ms_of(file.since) < to_ms)
+            and (from_ms is None or ms_of(_end_of(file.day)) > from_ms)
+            and (to_ms is None or ms_of(start_of(file.day)) < to_ms)
         ]
 
     def dataset(self, selected: Sequence[TableFile] | None = None) -> ds.Dataset:
@@ -332,7 +341,7 @@ class Snapshot:
             form.make_fragment(file.path, filesystem=store, partition_expression=self._guarantee(file))
             for file in (self.files if selected is None else selected)
         ]
-        return ds.FileSystemDataset(fragments, _plain(self.schema), form, store)
+        return ds.FileSystemDataset(fragments, nullable(self.schema), form, store)
 
     def _guarantee(self, file: TableFile) -> ds.Expression:
         """What holds for all rows of a file: readers skip files by it."""
@@ -354,10 +363,10 @@ def _check_version(table: DeltaTable, url: str) -> None:
         )
 
 
-def _additions(listed: Iterable[data_files.DataFile]) -> list[Any]:
+def _additions(listed: Iterable[data_files.DataFile], *, changes: bool = True) -> list[Any]:
     now_ms = _now_ms()
     return [
-        AddAction(file.path, file.size, {tables.DAY: file.day}, now_ms, True, file.statistics)
+        AddAction(file.path, file.size, {tables.DAY: file.day}, now_ms, changes, file.statistics)
         for file in listed
     ]
 
@@ -387,7 +396,7 @@ def position(root: storage.Root, name: str, application: str) -> int | None:
         return DeltaTable(url).transaction_version(application)
 
 
-def _plain(schema: pa.Schema) -> pa.Schema:
+def nullable(schema: pa.Schema) -> pa.Schema:
     """Rows of an evolved table may lack columns that are required in new rows: readers accept NULL."""
     return pa.schema([field.with_nullable(True) for field in schema])
 
@@ -405,13 +414,13 @@ def _sync_file(path: Path) -> None:
         return
 
 
-def _start_of(day: datetime.date) -> datetime.datetime:
+def start_of(day: datetime.date) -> datetime.datetime:
     return datetime.datetime.combine(day, datetime.time(), datetime.UTC)
 
 
 def _end_of(day: datetime.date) -> datetime.datetime:
-    return _start_of(day) + datetime.timedelta(days=1) if day < datetime.date.max else _start_of(day)
+    return start_of(day) + datetime.timedelta(days=1) if day < datetime.date.max else start_of(day)
 
 
-def _ms(moment: datetime.datetime) -> int:
+def ms_of(moment: datetime.datetime) -> int:
     return (moment - datetime.datetime.fromtimestamp(0, datetime.UTC)) // datetime.timedelta(milliseconds=1)

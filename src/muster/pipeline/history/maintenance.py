@@ -17,7 +17,7 @@ import collections
 import contextlib
 import datetime
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +30,7 @@ from muster.pipeline.history import data_files, delta, storage, tables
 ROWS_OF_FILE = 250_000
 GRACE_S = 300.0  # after the end of an hour, for reports on their way
 SMALL_BYTES = 64 << 20
+MERGED_BYTES = 192 << 20  # of the files that become one, which is half as large then
 FILES_OPEN_DAY = 100  # small files of the current day before they are merged
 VACUUM_LEAST_S = 3600.0  # a file may be written that long before it is committed
 MEMORY = "1GB"  # of the aggregation by hour; larger groups are spilled to disk
@@ -66,7 +67,7 @@ def run(
         done["hours"] = update_hourly(root, now_s, limits.keep_s)
     for name in existing:
         check()
-        done["compacted"] += compact(root, name, now_s)
+        done["compacted"] += compact(root, name, now_s, check)
     check()
     done["deleted"] = enforce_retention(root, now_s, limits)
     if with_vacuum:
@@ -77,30 +78,67 @@ def run(
     return dict(done)
 
 
-def compact(root: storage.Root, name: str, now_s: float) -> int:
-    """Merge small files, day by day. The number of files that were merged."""
-    snapshot = delta.Snapshot(root, name)
-    today = datetime.datetime.fromtimestamp(now_s, datetime.UTC).date()
-    small = collections.Counter(file.day for file in snapshot.files if file.size < SMALL_BYTES)
+def compact(
+    root: storage.Root,
+    name: str,
+    now_s: float,
+    check: Callable[[], None] = lambda: None,
+    merge_all: Callable[[str, Sequence[list[delta.TableFile]]], Iterable[data_files.DataFile]] | None = None,
+) -> int:
+    """Merge small files of a day, some at a time. The number of files that were merged.
+
+    Files are written one after the other, each synced: delta-rs, which writes all of a day at once, would
+    delay those of the pipeline for as long as the disk takes.
+    """
     merged = 0
-    for day, count in sorted(small.items()):
-        if count >= (FILES_OPEN_DAY if day >= today else 2):
-            try:
-                with storage.translated(storage.join(root, name)):
-                    result = snapshot.delta.optimize.compact(
-                        partition_filters=[(tables.DAY, "=", day.isoformat())], writer_properties=delta.WRITER
-                    )
-            except storage.ConcurrentChange:  # rows were replaced meanwhile: the next run merges the rest
-                return merged
-            merged += int(result["numFilesRemoved"])
+    groups = _mergeable(delta.Snapshot(root, name), now_s)
+    made = merge_all(name, groups) if merge_all and groups else (merge(root, name, group) for group in groups)
+    try:
+        for group, file in zip(groups, made, strict=True):
+            check()
+            delta.HistoryTable(root, name).replace(group, [file], changes=False)
+            merged += len(group)
+    except (storage.ConcurrentChange, storage.FilesRemoved):  # the next run merges what is left
+        pass
     return merged
+
+
+def merge(root: storage.Root, name: str, files: list[delta.TableFile]) -> data_files.DataFile:
+    """Write the rows of these files of a day to one."""
+    rows = delta.Snapshot(root, name).dataset(files)
+    return data_files.merge(root, name, rows, files[0].day.isoformat())
+
+
+def _mergeable(snapshot: delta.Snapshot, now_s: float) -> list[list[delta.TableFile]]:
+    """Successive small files of one day that become one."""
+    today = datetime.datetime.fromtimestamp(now_s, datetime.UTC).date()
+    days: dict[datetime.date, list[delta.TableFile]] = {}
+    for file in snapshot.files:
+        if file.size < SMALL_BYTES:
+            days.setdefault(file.day, []).append(file)
+    groups: list[list[delta.TableFile]] = []
+    for day, small in days.items():
+        left = 0
+        for file in small if len(small) >= (FILES_OPEN_DAY if day >= today else 2) else ():
+            if file.size > left:
+                groups.append([])
+                left = MERGED_BYTES
+            groups[-1].append(file)
+            left -= file.size
+    return [group for group in groups if len(group) > 1]
 
 
 # Hourly rows
 
 
-def update_hourly(root: storage.Root, now_s: float, keep_s: float = 7 * 86400.0) -> int:
-    """Compute the hours that are over, and those that received late rows. How many."""
+def update_hourly(
+    root: storage.Root,
+    now_s: float,
+    keep_s: float = 7 * 86400.0,
+    hour_files: Callable[[int], list[data_files.DataFile]] | None = None,
+) -> int:
+    """Compute the hours that are over, and those that received late rows. How many. ``hour_files`` writes the
+    rows of an hour."""
     hourly = delta.HistoryTable(root, tables.HOURLY, keep_s=keep_s)
     nodes = delta.Snapshot(root, tables.NODES)
     open_hour = int(now_s - GRACE_S) // HOUR_S
@@ -113,7 +151,7 @@ def update_hourly(root: storage.Root, now_s: float, keep_s: float = 7 * 86400.0)
     made = 0
     while ready := sorted(hour for hour in dirty if hour < open_hour):
         for hour in ready:
-            _replace_hour(root, hour)
+            _replace_hour(root, hour, hour_files)
         made += len(ready)
         # Rows that were deleted or added meanwhile: those of a forgotten machine must not return.
         version, nodes = int(nodes.delta.version()), delta.Snapshot(root, tables.NODES)
@@ -142,14 +180,16 @@ def _hours_between(nodes: delta.Snapshot, start: int | None, end: int | None) ->
     hours: set[int] = set()
     bounds_ms = (None if hour is None else hour * HOUR_S * 1000 for hour in (start, end))
     for file in nodes.files_between(*bounds_ms):
-        first = int(datetime.datetime.combine(file.day, datetime.time(), datetime.UTC).timestamp()) // HOUR_S
+        first = int(delta.start_of(file.day).timestamp()) // HOUR_S
         since = first if file.since is None else int(file.since.timestamp()) // HOUR_S
         until = first + 23 if file.until is None else int(file.until.timestamp()) // HOUR_S
         hours |= set(range(max(first, since), min(first + 23, until) + 1))
     return hours
 
 
-def _replace_hour(root: storage.Root, hour: int) -> None:
+def _replace_hour(
+    root: storage.Root, hour: int, hour_files: Callable[[int], list[data_files.DataFile]] | None
+) -> None:
     """Compute the rows of an hour and replace the former ones, in one transaction.
 
     The table is opened before the reports are read: if another process computed hours meanwhile, perhaps from
@@ -165,6 +205,8 @@ def _replace_hour(root: storage.Root, hour: int) -> None:
         )
 
     def compute() -> list[data_files.DataFile]:
+        if hour_files is not None:
+            return hour_files(hour)
         with _aggregated(delta.Snapshot(root, tables.NODES), hour) as batches:
             return [
                 file
@@ -181,10 +223,11 @@ def _rewrite(
     root: storage.Root,
     name: str,
     selects: Callable[[delta.TableFile], bool],
-    keep: ds.Expression,
+    keep: ds.Expression | None = None,
     compute: Callable[[], list[data_files.DataFile]] = list,
 ) -> int:
     """Replace the selected files by their rows that ``keep`` accepts and new ones, in one transaction.
+    Without ``keep`` the files are removed unread, and the hours of their rows are not computed again.
 
     The number of rows that were not kept.  It starts again if another process rewrote rows meanwhile.
     """
@@ -194,6 +237,10 @@ def _rewrite(
         removed, fresh, deleted = [], compute(), 0
         hours: set[int] = set()
         for file in filter(selects, snapshot.files):
+            if keep is None:
+                removed.append(file)
+                deleted += file.rows
+                continue
             rows = snapshot.dataset([file])
             kept = rows.count_rows(filter=keep)
             if kept == file.rows:
@@ -234,11 +281,28 @@ def _aggregated(nodes: delta.Snapshot, hour: int) -> Iterator[Iterator[pa.Record
     ):
         database.execute("SET TimeZone = 'UTC'")
         database.register("nodes", dataset)
-        made = database.sql(_hour_sql(from_ms)).to_arrow_reader(ROWS_OF_FILE)
+        made = database.sql(hour_sql(from_ms, _DUCKDB_SQL)).to_arrow_reader(ROWS_OF_FILE)
         yield (columns.conform_schema(batch, schema) for batch in made)
 
 
-def _hour_sql(from_ms: int) -> str:
+#: What is said differently: a column, a time, the entries of a map, and a map of names and means.
+_DUCKDB_SQL = (
+    '"group"',
+    "TIMESTAMPTZ",
+    "unnest(map_entries(metrics))",
+    "map(list(name ORDER BY name), list(mean ORDER BY name))",
+)
+SPARK_SQL = (
+    "`group`",
+    "TIMESTAMP",
+    "explode(map_entries(metrics))",
+    "map_from_entries(array_sort(collect_list(struct(name, mean))))",
+)
+
+
+def hour_sql(from_ms: int, dialect: tuple[str, str, str, str]) -> str:
+    """The hourly rows of the view ``nodes``."""
+    group, time, entries, means = dialect
     start = (_EPOCH + datetime.timedelta(milliseconds=from_ms)).isoformat()
     end = (_EPOCH + datetime.timedelta(milliseconds=from_ms + HOUR_S * 1000)).isoformat()
     functions = {"mean": "avg", "min": "min", "max": "max"}
@@ -250,20 +314,19 @@ def _hour_sql(from_ms: int) -> str:
     return f"""
         WITH reports AS (
             SELECT * FROM nodes
-            WHERE reported_at >= TIMESTAMPTZ '{start}' AND reported_at < TIMESTAMPTZ '{end}'
+            WHERE reported_at >= {time} '{start}' AND reported_at < {time} '{end}'
         ), entries AS (
-            SELECT machine, unnest(map_entries(metrics)) AS entry FROM reports WHERE cardinality(metrics) > 0
+            SELECT machine, {entries} AS entry FROM reports WHERE cardinality(metrics) > 0
         ), means AS (
             SELECT machine, entry.key AS name, avg(entry.value) AS mean FROM entries GROUP BY ALL
         ), others AS (
-            SELECT machine, map(list(name ORDER BY name), list(mean ORDER BY name)) AS metrics
-            FROM means GROUP BY machine
+            SELECT machine, {means} AS metrics FROM means GROUP BY machine
         ), machines AS (
-            SELECT machine, arg_max("group", reported_at) AS "group", arg_max(zone, reported_at) AS zone,
+            SELECT machine, max_by({group}, reported_at) AS {group}, max_by(zone, reported_at) AS zone,
                    count(*) AS reports, {metrics}
             FROM reports GROUP BY machine
         )
-        SELECT TIMESTAMPTZ '{start}' AS hour, machines.*, others.metrics
+        SELECT {time} '{start}' AS hour, machines.*, others.metrics
         FROM machines LEFT JOIN others USING (machine) ORDER BY machine
     """
 
@@ -280,13 +343,13 @@ def enforce_retention(root: storage.Root, now_s: float, limits: MaintenanceLimit
     deleted = 0
     if limits.max_age_s:
         first = datetime.datetime.fromtimestamp(now_s - limits.max_age_s, datetime.UTC).date()
-        deleted += sum(_delete_files(root, name, lambda file: file.day < first) for name in existing)
+        deleted += sum(_rewrite(root, name, lambda file: file.day < first) for name in existing)
     if not limits.max_bytes or stored_bytes(root) <= limits.max_bytes:
         return deleted
     for name in existing:
         vacuum(root, name, VACUUM_LEAST_S)
     live = sorted(
-        (file.until or _start_of(file.day), file.path, file.size, name)
+        (file.until or delta.start_of(file.day), file.path, file.size, name)
         for name in existing
         for file in delta.Snapshot(root, name).files
     )
@@ -298,13 +361,9 @@ def enforce_retention(root: storage.Root, now_s: float, limits: MaintenanceLimit
         doomed.setdefault(name, set()).add(path)
         excess -= size
     for name, paths in doomed.items():
-        deleted += _delete_files(root, name, _with_path(paths))
+        deleted += _rewrite(root, name, lambda file, paths=paths: file.path in paths)  # type: ignore[misc]
         purge(root, name)
     return deleted
-
-
-def _with_path(paths: set[str]) -> Callable[[delta.TableFile], bool]:
-    return lambda file: file.path in paths
 
 
 def stored_bytes(root: storage.Root) -> int:
@@ -313,22 +372,6 @@ def stored_bytes(root: storage.Root) -> int:
 
     listed = storage.filesystem(root).get_file_info(fs.FileSelector("", recursive=True, allow_not_found=True))
     return sum(info.size or 0 for info in listed if info.is_file)
-
-
-def _delete_files(root: storage.Root, name: str, selects: Callable[[delta.TableFile], bool]) -> int:
-    """Delete whole files in one transaction. The number of rows."""
-    for attempt in range(ATTEMPTS):
-        table = delta.HistoryTable(root, name)
-        removed = list(filter(selects, table.snapshot().files))
-        if not removed:
-            return 0
-        try:
-            table.replace(removed, [])
-            return sum(file.rows for file in removed)
-        except storage.ConcurrentChange:
-            if attempt == ATTEMPTS - 1:
-                raise
-    raise AssertionError("unreachable")
 
 
 def delete_rows(root: storage.Root, name: str, column: str, value: str) -> int:
@@ -361,7 +404,3 @@ def purge(root: storage.Root, name: str) -> int:
     with storage.translated(storage.join(root, name)):
         removed = table.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
     return len(removed)
-
-
-def _start_of(day: datetime.date) -> datetime.datetime:
-    return datetime.datetime.combine(day, datetime.time(), datetime.UTC)

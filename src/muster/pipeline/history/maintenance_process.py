@@ -10,6 +10,7 @@ standard output is the result.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
@@ -59,6 +60,8 @@ def _wait_for_permission() -> None:
 
 def main() -> int:
     os.nice(NICE)
+    with contextlib.suppress(AttributeError, OSError):  # only on Linux
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     request = msgspec.json.decode(sys.stdin.buffer.readline(), type=MaintenanceRequest)
     sys.stdout.buffer.write(msgspec.json.encode(run(request)) + b"\n")
     return 0

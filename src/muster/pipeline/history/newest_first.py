@@ -69,7 +69,7 @@ def read_page(
     rows = page.slice(skip, limit)
     if page.num_rows <= skip + limit:
         return rows.select(shown), None
-    moments = [_ms(moment) for moment in rows.column(snapshot.time).to_pylist()]
+    moments = [delta.ms_of(moment) for moment in rows.column(snapshot.time).to_pylist()]
     before = skip if after is not None and moments[-1] == after.at_ms else 0
     return rows.select(shown), PageCursor(moments[-1], before + moments.count(moments[-1]))
 
@@ -103,7 +103,3 @@ def _gather(
 def _end(file: delta.TableFile) -> datetime.datetime:
     """A bound of the times in a file; `EVER` if the log has no statistics of it."""
     return EVER if file.until is None else file.until + delta.PRECISION
-
-
-def _ms(moment: datetime.datetime) -> int:
-    return (moment - datetime.datetime.fromtimestamp(0, datetime.UTC)) // datetime.timedelta(milliseconds=1)

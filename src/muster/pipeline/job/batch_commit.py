@@ -25,7 +25,7 @@ from muster.core.reports import columns
 from muster.core.telemetry import log
 from muster.pipeline import protocol, steps
 from muster.pipeline import settings as settings_
-from muster.pipeline.alerts import notifications, rule_file, tracker
+from muster.pipeline.alerts import notifications, tracker
 from muster.pipeline.fleet import rollups
 from muster.pipeline.history import rollup_rows, tables
 from muster.pipeline.job import batch_plan, commit_state, history_writer, query, window_rows
@@ -54,7 +54,7 @@ class BatchCommitter:
         state_root: str,
         authority: driver_lease.DriverAuthority,
     ) -> None:
-        known, contacts = rule_file.load(settings)
+        known, contacts = notifications.load_rules(settings)
         self.rules = known
         self._steps = steps.read(settings.steps)
         self.counts: dict[str, int] = {}  # by reason, since the start

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -15,6 +16,9 @@ from muster.core.telemetry import log
 from muster.pipeline.history import maintenance, maintenance_process
 from muster.pipeline.job.driver import driver_lease
 from muster.supervision import children
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 MAINTAIN_S = 300.0
 VACUUM_S = 3600.0
@@ -28,13 +32,15 @@ class HistoryUpkeep:
         authority: driver_lease.DriverAuthority,
         events: log.EventLog,
         clock_ms: Callable[[], int],
+        spark: SparkSession | None = None,
     ) -> None:
-        """``clock_ms``: the broker's clock at the newest message read."""
+        """``clock_ms``: the broker's clock at the newest message read; ``spark``: of a cluster."""
         self._history = history
         self._limits = limits
         self._authority = authority
         self._log = events
         self._clock_ms = clock_ms
+        self._spark = spark
 
     async def run(self, on_failure: Callable[[Exception], None]) -> None:
         """A failure is passed to ``on_failure`` and retried the next time."""
@@ -54,6 +60,9 @@ class HistoryUpkeep:
 
     async def maintain(self, *, with_vacuum: bool) -> dict[str, int]:
         """All steps once, each only if this process is still the driver. What was done, in numbers."""
+        done: dict[str, int] = {}
+        if self._spark is not None:
+            done = await asyncio.to_thread(self._use_executors, self._spark)
         request = maintenance_process.MaintenanceRequest(
             root=self._history,
             now_s=self._now_s(),
@@ -85,10 +94,18 @@ class HistoryUpkeep:
             result = msgspec.json.decode(line, type=maintenance_process.MaintenanceResult)
             if result.error:
                 raise errors.Unavailable(f"the history could not be maintained: {result.error}")
-            return result.done
+            return {name: count + done.get(name, 0) for name, count in result.done.items()}
         finally:
             process.stdin.close()
             await children.end_process(process, kill=True)
+
+    def _use_executors(self, spark: SparkSession) -> dict[str, int]:
+        from muster.pipeline.history import spark_maintenance
+
+        if not spark_maintenance.is_large(self._history, self._now_s()):
+            return {}
+        keep_s, check = self._limits.keep_s, self._authority.check
+        return spark_maintenance.run(spark, self._history, self._now_s(), keep_s, check)
 
     def _now_s(self) -> float:
         """Not later than the newest message: rows are not too old because the local clock is ahead."""

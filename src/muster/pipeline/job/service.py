@@ -33,7 +33,7 @@ from muster.core.reports import columns
 from muster.core.telemetry import log
 from muster.pipeline import cost_fit, protocol, steps
 from muster.pipeline import settings as settings_
-from muster.pipeline.alerts import rule_file, rules
+from muster.pipeline.alerts import notifications, rules
 from muster.pipeline.fleet import state
 from muster.pipeline.history import maintenance, storage
 from muster.pipeline.job import (
@@ -46,7 +46,7 @@ from muster.pipeline.job import (
     window_rows,
 )
 from muster.pipeline.job import query as job_query
-from muster.pipeline.job.driver import continuation, driver_lease, driver_terms, java_watch, standby
+from muster.pipeline.job.driver import continuation, driver_lease, driver_terms, standby
 from muster.pipeline.source import session, spark_internals
 from muster.supervision import tasks
 
@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 
 POLL_S = 0.25  # for the report of a batch that is committed
 IDLE_POLL_S = 2.0
+PROBE_S = 1.0  # between calls of Java
+RESPONSE_S = 10.0  # a longer pause of Java is a failure
 PLANNED_S = 90.0  # after this Spark has ended the workers that planned the query
 TICK_S = 1.0  # maximum age of the clock in a small fleet
 RESTART_WAIT_MAX_S = 60.0
@@ -99,7 +101,7 @@ class PipelineService:
         self._log = log.EventLog("pipeline", pipeline=bus.identity)
         self._history = settings.history_root(paths.folder)
         storage.check(self._history)
-        rule_file.load(settings)  # an invalid file is an error at once, not after a takeover
+        notifications.load_rules(settings)  # an invalid file is an error at once, not after a takeover
         steps.read(settings.steps)
         self._checkpoint = settings.checkpoint_root(paths.folder)
         storage.check(self._checkpoint, setting="checkpoint_dir", checkpoint=True)
@@ -176,9 +178,7 @@ class PipelineService:
                     current=self._driver.epoch + 1,
                 )
             if self._killed_java:
-                raise errors.Unavailable(
-                    f"Spark's Java process did not respond for {java_watch.RESPONSE_S:g} s"
-                )
+                raise errors.Unavailable(f"Spark's Java process did not respond for {RESPONSE_S:g} s")
             await asyncio.to_thread(self._committer.save)
 
     def _request_handler(self) -> request_handler.PipelineRequestHandler:
@@ -234,7 +234,7 @@ class PipelineService:
     async def _prepare(self) -> None:
         """Start Spark, and rehearse the query again and again."""
         spark = await self._ensure_spark()
-        known, _ = rule_file.load(self._settings)
+        known, _ = notifications.load_rules(self._settings)
         while True:
             try:
                 after = await standby.positions(self._bus, batch_commit.POSITIONS)
@@ -273,7 +273,14 @@ class PipelineService:
         self.stop()
 
     async def _end_when_unresponsive(self) -> None:
-        await java_watch.until_unresponsive(lambda: self._spark, self._tasks)
+        """A Java process that is paused, or busy with garbage only, must not keep the lease."""
+        while True:
+            await asyncio.sleep(PROBE_S)
+            if self._spark is not None:
+                probing = asyncio.to_thread(spark_internals.probe, self._spark)
+                done, _ = await asyncio.wait((self._tasks.spawn("probe", probing),), timeout=RESPONSE_S)
+                if not done:
+                    break
         self._log.error("java-unresponsive", epoch=self._driver.epoch)
         self._kill_java()
         self.stop()
@@ -333,7 +340,12 @@ class PipelineService:
                 self._paths.history_max_bytes, self._paths.history_max_age_s, self._settings.as_of_s
             )
             upkeep = history_upkeep.HistoryUpkeep(
-                self._history, limits, self._driver, self._log, lambda: self._committer.clock_ms
+                self._history,
+                limits,
+                self._driver,
+                self._log,
+                lambda: self._committer.clock_ms,
+                None if session.is_local(self._settings.master) else spark,
             )
             self._tasks.loop("maintenance", functools.partial(upkeep.run, self._not_maintained))
         try:
@@ -357,7 +369,7 @@ class PipelineService:
                     continue
                 if reason == GROWN:
                     self._parallelism = None
-                    await asyncio.to_thread(self._continuation.begin_again)
+                    await asyncio.to_thread(self._continuation.begin_term)
                     self._committer.follow(self._continuation.label.run)
                     continue
                 self._committer.count("query-failed")

@@ -1,7 +1,7 @@
 """Starts Spark, with the same settings and the same Java for every job.
 
 With a local master Spark is tuned for one machine.  On a cluster its own defaults apply, and the job brings
-what executors need: Muster's code as an archive (`code_archive`).  The executors' Python needs Muster's
+what executors need: Muster's code as an archive (`send_code`).  The executors' Python needs Muster's
 dependencies (``muster-fabric[spark]``): installed on the workers, in an image, or in an archive that
 ``pipeline.spark`` names (``spark.archives``).  Credentials travel with the tasks (`reader.StreamAccess`).
 """
@@ -9,6 +9,7 @@ dependencies (``muster-fabric[spark]``): installed on the workers, in an image, 
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import re
@@ -18,17 +19,20 @@ import tempfile
 import threading
 import time
 import warnings
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from muster.core import errors
+import muster
+from muster.core import errors, files
 from muster.pipeline.history import storage
-from muster.pipeline.source import code_archive, java_runtime, spark_internals
+from muster.pipeline.source import java_runtime, spark_internals
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+CODE_NAME = "muster-code.zip"
 CORES_WAIT_S = 30.0
 CORES_POLL_S = 0.5
 CORES_STABLE = 4  # equal numbers in succession
@@ -99,7 +103,7 @@ def start(
             spark_internals.avoid_processes(session)
     else:
         send_code(session)
-    session.dataSource.register(data_source.MusterDataSource)
+    data_source.register(session)
     return session
 
 
@@ -109,7 +113,16 @@ def send_code(session: SparkSession) -> None:
 
     context = session.sparkContext
     if context.applicationId not in _with_code:
-        context.addPyFile(str(code_archive.write(Path(SparkFiles.getRootDirectory(), "muster"))))
+        package = Path(muster.__file__).parent
+        content = io.BytesIO()
+        with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+            for path in sorted(package.rglob("*")):
+                if path.is_file() and path.suffix != ".pyc":
+                    archive.write(path, path.relative_to(package.parent))
+        folder = Path(SparkFiles.getRootDirectory(), "muster")
+        folder.mkdir(parents=True, exist_ok=True)
+        files.write(folder / CODE_NAME, content.getvalue())
+        context.addPyFile(str(folder / CODE_NAME))
         _with_code.add(context.applicationId)
 
 

@@ -52,14 +52,11 @@ class Continuation:
         """Begin a term. Whether the streams were restored, so that positions changed."""
         self.label = checkpoint_label.open_(self._checkpoint)
         is_renewed = self._follow_restored_streams()
-        self._begin_term()
+        self.begin_term()
         return is_renewed
 
-    def begin_again(self) -> None:
-        """Begin another term: the number of shards can change."""
-        self._begin_term()
-
-    def _begin_term(self) -> None:
+    def begin_term(self) -> None:
+        """Also again: then the number of shards can change."""
         epoch = self._claim_epoch()
         if self._is_older_than_history():
             self._renew_checkpoint({}, "older-than-history")
@@ -146,7 +143,7 @@ class Continuation:
         if after == positions:
             return False
         await asyncio.to_thread(self._renew_checkpoint, after, "streams-shorter")
-        await asyncio.to_thread(self._begin_term)
+        await asyncio.to_thread(self.begin_term)
         return True
 
     def _is_committed(self) -> bool:

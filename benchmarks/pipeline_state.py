@@ -67,7 +67,8 @@ class OneProcess:
         self._folder = folder
         self._plan = plan
         partitions = min(SPLITS, shards)
-        self._keys = shard_keys.keys(shards, partitions)
+        self._keys = shard_keys.keys(partitions)
+        self._shards = shards
         job = query_plan.QueryPlan(plan, (), str(folder), shards=shards, partitions=partitions)
         self._merging = job.merging("")
         self.received_bytes = 0
@@ -78,20 +79,15 @@ class OneProcess:
     def feed(self, stored: list[api.StoredMessage]) -> int:
         """Process a micro-batch; the number of groups, zones and systems that were reported."""
         self._batch += 1
-        by_shard: dict[int, list[dict[str, object]]] = {key: [] for key in self._keys}
+        by_part: dict[int, list[dict[str, object]]] = {key: [] for key in self._keys}
         share = -(-len(stored) // SPLITS)
         for start in range(0, len(stored), share):
             with self.stages.step("source: by shard"):
-                for batch in shard_keys.with_shard_key(stored[start : start + share], self._keys):
+                messages_ = stored[start : start + share]
+                for batch in shard_keys.with_shard_key(messages_, self._keys, self._shards):
                     for row in batch.to_pylist():
-                        by_shard[row["shard"]].append(row)
-        outputs = [self._shard(key, rows) for key, rows in by_shard.items()]
-        with self.stages.step("shard: windows by part"):
-            shares = [
-                row
-                for key, output in zip(self._keys, outputs, strict=True)
-                for row in window_rows.of_windows(output.closed, key, self._merging)
-            ]
+                        by_part[row["part"]].append(row)
+        shares = [row for key, rows in by_part.items() for row in self._partition(key, rows)]
         with self.stages.step("executors: merge"):
             received = []
             for part in self._merging.parts:
@@ -115,23 +111,30 @@ class OneProcess:
         names = sum(len(names.pack()) for names in self._names.values())
         return names + sum(len(data) for _, data in self._states.values())
 
-    def _shard(self, key: int, rows: list[dict[str, object]]) -> state.ShardOutput:
-        with self.stages.step("shard: state unpacked"):
-            if key in self._states:
-                known = state.FleetState.unpack(self._states[key][1], self._plan, self._names[key])
-            else:
-                known = state.FleetState(self._plan)
-        processor = query.ShardProcessor(known)
-        with self.stages.step("shard: open"):
-            pieces, summaries = processor.open(rows)
+    def _partition(self, key: int, rows: list[dict[str, object]]) -> list[dict[str, object]]:
+        work = query.ShardProcessor()
+        share = work.receive(rows)
+        for number in range(self._keys.index(key), self._shards, len(self._keys)):
+            with self.stages.step("shard: state unpacked"):
+                if number in self._states:
+                    packed, names = self._states[number][1], self._names[number]
+                    known = state.FleetState.unpack(packed, self._plan, names)
+                else:
+                    known = state.FleetState(self._plan)
+            with self.stages.step("shard: open"):
+                pieces, summaries = work.open(share.get(number, ()))
+            with self.stages.step("shard: fleet"):
+                work.feed(known, pieces, summaries)
+            with self.stages.step("shard: state packed"):
+                self._names[number] = known.nodes.names
+                self._states[number] = known.nodes.names.version, work.pack(known)
+            with self.stages.step("shard: history"):
+                work.write_history(str(self._folder), f"{self._batch}-{key}", least=query.HISTORY_ROWS)
         with self.stages.step("shard: history"):
-            processor.write_history(pieces, str(self._folder), f"{self._batch}-{key}")
-        with self.stages.step("shard: fleet"):
-            output = processor.feed(pieces, summaries)
-        with self.stages.step("shard: state packed"):
-            self._names[key] = known.nodes.names
-            self._states[key] = known.nodes.names.version, known.pack()
-        return output
+            work.write_history(str(self._folder), f"{self._batch}-{key}")
+        with self.stages.step("partition: windows"):
+            closed = work.finish(self._plan.top)
+            return window_rows.of_windows(closed, key, self._merging)
 
 
 def play(plan: fleet.FleetPlan, periods: int, *, shards: int, profile: bool) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import errno
 import shutil
-from pathlib import Path
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -101,11 +101,11 @@ def test_the_state_of_shards_is_kept_for_some_batches_and_not_written_by_a_forme
     folder = state_files.folder_of(driver_terms.spark_folder(checkpoint, 1))
     assert folder is not None
     with pytest.raises(FileNotFoundError):
-        state_files.write(folder, 0, 0, b"before Spark has begun")
+        state_files.write(folder, 0, 0, [b"before Spark has begun"])
     folder.parent.mkdir()
     # Between batches 18 and 50 no message was read, so the state was not written.
-    names = [state_files.write(folder, batch, 0, b"%d" % batch) for batch in (*range(19), 50)]
-    again = state_files.write(folder, 50, 0, b"a repeated batch")
+    names = [state_files.write(folder, batch, 0, [b"%d" % batch]) for batch in (*range(19), 50)]
+    again = state_files.write(folder, 50, 0, [b"a repeated batch"])
     state_files.remove_former(folder)
     kept = names[-state_files.KEPT :]
     assert [state_files.read(folder, name) for name in kept] == [b"%d" % n for n in (*range(10, 19), 50)]
@@ -113,29 +113,28 @@ def test_the_state_of_shards_is_kept_for_some_batches_and_not_written_by_a_forme
     assert len(list(folder.iterdir())) == state_files.KEPT
     driver_terms.remove_before(checkpoint, 2)
     with pytest.raises(OSError, match="Not a directory"):
-        state_files.write(folder, 20, 0, b"of a former driver")
+        state_files.write(folder, 20, 0, [b"of a former driver"])
     assert state_files.folder_of("s3a://bucket/spark") is None
 
 
-def test_the_state_of_attempts_that_failed_does_not_accumulate(tmp_path, monkeypatch):
+def test_the_state_of_attempts_that_failed_does_not_accumulate(tmp_path):
     folder = tmp_path / "spark" / state_files.FOLDER
     (folder.parent / "commits").mkdir(parents=True)
     state_files.remove_uncommitted(folder)  # the first query: there are no files
-    first = state_files.write(folder, 0, 0, b"state")
+    first = state_files.write(folder, 0, 0, [b"state"])
     (folder.parent / "commits" / "0").touch()
     for _ in range(3):
         state_files.remove_uncommitted(folder)
-        state_files.write(folder, 1, 0, b"of an attempt that fails")
+        state_files.write(folder, 1, 0, [b"of an attempt that fails"])
     assert len([path for path in folder.rglob("*") if path.is_file()]) == 2
     assert state_files.read(folder, first) == b"state"
 
-    def full(path: Path, data: bytes) -> None:
-        path.touch()
-        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+    def shards() -> Iterator[bytes]:
+        yield b"state"
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(OSError, match="No space left"):
-        state_files.write(folder, 2, 0, b"state")
+        state_files.write(folder, 2, 0, shards())
     assert not list((folder / "2").iterdir())
 
 

@@ -70,7 +70,7 @@ def test_only_the_pipeline_itself_removes_machines():
         api.StoredMessage(subject, data, {}, number, T0 * 1_000_000)
         for number, (subject, data) in enumerate([(own, body), (other, body), (own, b"{"), (own, b"{}")], 1)
     ]
-    (batch,) = shard_keys.with_shard_key(messages, [0, 1], removal_subject=own)
+    (batch,) = shard_keys.with_shard_key(messages, [0, 1], 2, removal_subject=own)
     rows = batch.to_pylist()
     assert [msgspec.json.decode(row["removals"]) for row in rows] == [
         [{"machines": ["m1"], "where": "", "at_ms": T0}]

@@ -12,7 +12,9 @@ from hypothesis import strategies
 from muster.core import duplicates, messages
 from muster.core.reports import columns
 from muster.pipeline.alerts import rules
-from muster.pipeline.fleet import blocks, node_columns, rollups, shards, state, window_grid
+from muster.pipeline.fleet import blocks, merged, node_columns, rollups, shards, state, window_grid
+from muster.pipeline.job import state_transfer
+from muster.pipeline.source import shard_keys
 from tests.pipeline import traffic
 
 T0 = 1_700_000_000_000
@@ -208,3 +210,57 @@ def test_the_union_of_seen_messages_knows_what_either_saw():
     assert [sequence for sequence, verdict in verdicts.items() if verdict == "duplicate"] == [1, 2, 3, 5, 9]
     assert joined.observe("d", 8, 4) is duplicates.DuplicateVerdict.DUPLICATE
     assert list(duplicates.DuplicateWindows.union(1, first, other).remembered()) == ["d"]
+
+
+def test_the_windows_of_several_shards_are_those_of_one():
+    apart, together = ShardedFleet(6, plan()), ShardedFleet(6, plan())
+    joined = 0
+    for rows, clock_ms in STEPS:
+        expected = results(apart.feed(rows, clock_ms))
+        outputs = together.feed(rows, clock_ms)
+        for half in (outputs[:3], outputs[3:]):
+            closed = merged.joined([window for output in half for window in output.closed], 10)
+            joined += sum(len(output.closed) for output in half) - len(closed)
+            for output in half:
+                output.closed = []
+            half[0].closed = closed
+        assert results(outputs) == expected
+    assert joined > 10
+
+
+@pytest.mark.parametrize(("before", "after"), [((6, 2), (4, 1)), ((1, 1), (6, 3)), ((4, 4), (4, 2))])
+def test_the_states_of_partitions_are_divided_among_others(before, after):
+    plan_ = plan()
+    fleet = ShardedFleet(before[0], plan_)
+    for rows, clock_ms in STEPS[:4]:
+        fleet.feed(rows, clock_ms)
+    keys, new_keys = shard_keys.keys(before[1]), shard_keys.keys(after[1])
+    partitions: list[dict[str, Any]] = []
+    for place, key in enumerate(keys):
+        held = fleet.shards[place :: before[1]]
+        packed = [shard.pack() for shard in held]
+        names = [shard.nodes.names for shard in held]
+        version = state_transfer.versions_of([known.version for known in names], list(map(len, packed)))
+        stored = {"part": key, "version": version, "data": b"".join(packed)}
+        partitions.append({**stored, "names": state_transfer.pack_names(names)})
+    parts = [
+        part
+        for row in partitions
+        for part in state_transfer._divided(row, plan_, new_keys, after[0]).to_pylist()
+    ]
+    machines: list[str] = []
+    open_cells = 0
+    for place, key in enumerate(new_keys):
+        (joined,) = state_transfer._joined(
+            [part for part in parts if part["part"] == key], plan_, new_keys, after[0]
+        ).to_pylist()
+        known = list(state_transfer._load(joined["version"], joined["data"], joined["names"], plan_))
+        assert len(known) == after[0] // after[1]
+        for turn, shard in enumerate(known):
+            numbers = shards.shards_of(shard.nodes.names.array, after[0])
+            assert (numbers == turn * after[1] + place).all()
+            machines += shard.nodes.names.array.to_pylist()
+            open_cells += sum(int(table.total.sum()) for table in shard.open_cells.values())
+    assert sorted(machines) == sorted(f"m{n}" for n in range(30))
+    expected = sum(int(table.total.sum()) for shard in fleet.shards for table in shard.open_cells.values())
+    assert open_cells == expected > 0

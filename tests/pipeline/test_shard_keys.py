@@ -22,7 +22,8 @@ def stored(
 
 
 def opened(*messages: api.StoredMessage, keys=(7, 9)) -> list[dict[str, Any]]:
-    return [row for batch in shard_keys.with_shard_key(messages, keys) for row in batch.to_pylist()]
+    batches = shard_keys.with_shard_key(messages, keys, len(keys))
+    return [row for batch in batches for row in batch.to_pylist()]
 
 
 def piece_of(row: dict[str, Any]) -> blocks.ReportPiece:
@@ -47,7 +48,7 @@ def test_messages_are_joined_and_divided_by_machine():
         stored(b"", 4, subject="muster.monitor.from.pipeline.batch.root.tick"),
     )
     parts = [row for row in rows if row["reports"] is not None]
-    assert [(row["shard"], row["sequence"], row["stored_ms"]) for row in parts] == [
+    assert [(row["part"], row["sequence"], row["stored_ms"]) for row in parts] == [
         (7, 3, 3000),
         (9, 3, 3000),
     ]
@@ -55,16 +56,16 @@ def test_messages_are_joined_and_divided_by_machine():
     for row in parts:
         batch = piece_of(row).batch
         numbers = shards.shards_of(batch.column("machine"), 2)
-        assert {(7, 9)[shard] for shard in numbers.tolist()} == {row["shard"]}
+        assert {(7, 9)[shard] for shard in numbers.tolist()} == {row["part"]}
         half = batch.num_rows // 2
         assert batch.column("stream_sequence").to_pylist() == [1] * half + [3] * half
         assert batch.column("stored_ms").to_pylist() == [1000] * half + [3000] * half
         assert batch.column("partial").to_pylist() == [False] * half + [True] * half
-    dropped = {row["shard"]: piece_of(row).dropped for row in parts}
+    dropped = {row["part"]: piece_of(row).dropped for row in parts}
     first = (7, 9)[shards.shards_of(pa.array(names[:1]), 2)[0]]
     assert dropped == {7: [], 9: [], first: [(0, {"late": 3})]}, "reported once"
     clocks = [row for row in rows if row["reports"] is None]
-    assert {(row["shard"], row["stored_ms"]) for row in clocks} == {(7, 4000), (9, 4000)}
+    assert {(row["part"], row["stored_ms"]) for row in clocks} == {(7, 4000), (9, 4000)}
     assert [row["counts"] for row in clocks] == ['{"channel late":3,"malformed":1}', None]
     assert [row["activity"] for row in clocks] == ["[[1000,4000]]"] * 2
 
@@ -72,25 +73,24 @@ def test_messages_are_joined_and_divided_by_machine():
 def test_reports_go_through_a_file_that_is_removed_when_it_is_read(tmp_path):
     body = traffic.body([traffic.report(f"m{n}", 1, 1) for n in range(20)], dropped={"late": 3})
     inline = [row for row in opened(stored(body, 1)) if row["reports"] is not None]
-    batches = shard_keys.with_shard_key([stored(body, 1)], (7, 9), folder=str(tmp_path))
+    batches = shard_keys.with_shard_key([stored(body, 1)], (7, 9), 2, folder=str(tmp_path))
     rows = [row for batch in batches for row in batch.to_pylist()]
     assert all(row["reports"] is None for row in rows)
     rows = [row for row in rows if row["reports_file"] is not None]
     pieces = [piece_files.take(row["sequence"], row["reports_file"]) for row in rows]
     assert list(tmp_path.iterdir()) == []
-    assert [row["shard"] for row in rows] == [row["shard"] for row in inline]
+    assert [row["part"] for row in rows] == [row["part"] for row in inline]
     for piece, row in zip(pieces, inline, strict=True):
         assert piece.batch.equals(piece_of(row).batch)
         assert (piece.sequence, piece.dropped) == (1, piece_of(row).dropped)
 
 
-def test_files_that_a_killed_process_left_are_removed_after_an_hour(tmp_path):
-    for name, age_s in (("old", piece_files.ABANDONED_S + 60), ("new", 60)):
-        path = tmp_path / f"{name}{piece_files.SUFFIX}"
-        path.touch()
-        os.utime(path, (time.time() - age_s,) * 2)
-    piece_files.clear(str(tmp_path))
-    assert [path.name for path in tmp_path.iterdir()] == [f"new{piece_files.SUFFIX}"]
+def test_files_of_a_failed_attempt_are_removed_at_once_and_of_other_queries_after_an_hour(tmp_path):
+    for name, age_s in (("own", 0), ("old", piece_files.ABANDONED_S + 60), ("new", 60)):
+        piece_files.write_bytes(str(tmp_path / name), b"piece")
+        os.utime(tmp_path / name, (time.time() - age_s,) * 2)
+    piece_files.clear(str(tmp_path / "own"))
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]
 
 
 def test_the_periods_in_which_messages_were_stored_are_known_to_every_shard():
@@ -108,8 +108,8 @@ def test_a_copy_of_a_stored_message_is_counted_and_not_processed():
 
 
 def test_lost_messages_are_counted_even_if_nothing_is_left():
-    (row,) = [row for batch in shard_keys.with_shard_key([], [5], lost=3) for row in batch.to_pylist()]
-    assert (row["shard"], row["counts"]) == (5, '{"lost-messages":3}')
+    (row,) = [row for batch in shard_keys.with_shard_key([], [5], 1, lost=3) for row in batch.to_pylist()]
+    assert (row["part"], row["counts"]) == (5, '{"lost-messages":3}')
 
 
 def test_a_large_batch_is_divided_in_parts(monkeypatch):
@@ -130,12 +130,23 @@ def test_a_message_with_an_impossible_name_is_refused_by_itself(name):
     assert rows[1]["counts"] == '{"wrong-schema":1}'
 
 
-@pytest.mark.parametrize(("shards", "partitions"), [(2, 2), (4, 2), (16, 4), (1, 1)])
-def test_keys_spread_evenly_over_the_partitions(shards, partitions):
-    keys = shard_keys.keys(shards, partitions)
-    assert len(set(keys)) == shards
-    used = [spark_internals.partition_of(key, partitions) for key in keys]
-    assert {used.count(number) for number in range(partitions)} == {shards // partitions}
+@pytest.mark.parametrize("partitions", [1, 2, 16])
+def test_each_partition_has_a_key(partitions):
+    keys = shard_keys.keys(partitions)
+    assert [spark_internals.partition_of(key, partitions) for key in keys] == list(range(partitions))
+    assert shard_keys.keys(partitions, 1) == keys[:1]
+
+
+def test_partitions_have_the_shards_in_turn():
+    names = pa.array([f"m{n}" for n in range(100)])
+    body = traffic.body([traffic.report(name, 1, 1) for name in names.to_pylist()])
+    (batch,) = (
+        part for part in shard_keys.with_shard_key([stored(body, 1)], (7, 9), 6) if part.num_rows == 6
+    )
+    listed = batch.to_pylist()
+    assert [(row["shard"], row["part"]) for row in listed] == [(n, (7, 9)[n % 2]) for n in range(6)]
+    for row in listed:
+        assert (shards.shards_of(piece_of(row).batch.column("machine"), 6) == row["shard"]).all()
 
 
 def test_what_channels_dropped_is_counted_by_reason():

@@ -120,12 +120,12 @@ def test_the_state_of_shards_belongs_to_a_copy(tmp_path):
     folder = tmp_path / "domain"
     write_batches(folder, applied=3, planned=6)
     shards = folder / "pipeline" / "checkpoint" / TERM / state_files.FOLDER
-    written = [state_files.write(shards, batch, 1, b"state") for batch in range(7)]
+    written = [state_files.write(shards, batch, 1, [b"state"]) for batch in range(7)]
     state_copy.take(SETTINGS, folder, tmp_path / "copy")
     copied = tmp_path / "copy" / "checkpoint" / TERM / state_files.FOLDER
     assert state_files.read(copied, written[2]) == b"state"  # the batch after it is repeated
     for batch in range(7, 3 + state_files.KEPT):
-        state_files.write(shards, batch, 1, b"state")
+        state_files.write(shards, batch, 1, [b"state"])
     state_files.remove_former(shards)
     with pytest.raises(errors.Unavailable, match="the pipeline deleted"):
         state_copy.take(SETTINGS, folder, tmp_path / "late")
@@ -136,7 +136,7 @@ def test_a_batch_without_messages_does_not_prevent_a_copy(tmp_path):
     folder = tmp_path / "domain"
     write_batches(folder, applied=3, planned=6)
     shards = folder / "pipeline" / "checkpoint" / TERM / state_files.FOLDER
-    written = {batch: state_files.write(shards, batch, 1, b"state") for batch in (0, 1, 3, 4)}
+    written = {batch: state_files.write(shards, batch, 1, [b"state"]) for batch in (0, 1, 3, 4)}
     state_copy.take(SETTINGS, folder, tmp_path / "copy")
     copied = tmp_path / "copy" / "checkpoint" / TERM / state_files.FOLDER
     assert state_files.read(copied, written[1]) == b"state"

@@ -46,8 +46,9 @@ def piece(*reports, sequence: int = 1) -> blocks.ReportPiece:
 
 def fed(codes, fleet: state.FleetState, *pieces: blocks.ReportPiece) -> state.ShardOutput:
     """As the task of a shard does."""
-    processor = query.ShardProcessor(fleet)
-    return processor.feed(processor.run_steps(codes, list(pieces)), [])
+    processor = query.ShardProcessor()
+    processor.feed(fleet, list(pieces), [], codes)
+    return processor.output
 
 
 def queue(machine: str, sequence: int, value: float, **more):
@@ -145,7 +146,7 @@ def test_a_step_sees_the_metrics_of_the_one_before(step):
 def growths(codes, fleet, *pieces) -> list[tuple[str, int, float | None]]:
     extended, faults = steps.extend_reports(codes, pieces, fleet.nodes)
     assert faults == {}
-    query.ShardProcessor(fleet).feed(extended, [])
+    query.ShardProcessor().feed(fleet, extended, [])
     rows = [row for part in extended for row in part.rows().to_pylist()]
     found = [(row["machine"], row["sequence"], dict(row["metrics"]).get("queue_growth")) for row in rows]
     return [entry for entry in found if entry[2] is not None]

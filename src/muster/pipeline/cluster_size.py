@@ -18,7 +18,6 @@ core of the machine of `benchmarks/results`:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from muster.core.settings import retention
 
@@ -38,28 +37,6 @@ MESSAGE_REPORTS = 1000
 DAY_S = 86400
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterSize:
-    """``driver_s``: the driver's time for the results of a window; it must be shorter than the window."""
-
-    machines: int
-    groups: int
-    reports_s: float
-    stream_bytes_s: float
-    stream_bytes: int
-    broker_bytes_s: float
-    executor_cores: int
-    executors: int
-    partitions: int
-    shards: int
-    splits: int
-    max_messages: int
-    state_bytes: int
-    history_day_bytes: int
-    driver_s: float
-    holds: bool
-
-
 def cluster_size(
     machines: int,
     groups: int,
@@ -69,31 +46,37 @@ def cluster_size(
     window_s: float,
     hours: float,
     replicas: int,
-) -> ClusterSize:
-    """``hours``: of reports in the stream; ``replicas``: of the stream."""
+    shards: int = 0,
+) -> dict[str, float]:
+    """``hours``: of reports in the stream; ``replicas``: of the stream; ``shards``: 0, as many as are needed.
+
+    ``report_us``: the CPU of a report; ``driver_s``: the driver's time for a window, which must
+    be shorter than the window (``holds``).
+    """
     reports_s = machines / period_s
     busy_us = reports_s * (SOURCE_US + SHARD_US + SPARK_US) + groups / window_s * MERGE_US
     # Each core has one shard or more, which costs something itself.
     free_us = 1e6 * USED - SHARD_BATCH_US / trigger_s
     cores = max(2, math.ceil(busy_us / max(free_us, 1e5)))
-    partitions = cores
-    shards = partitions * math.ceil(machines / SHARD_MACHINES / partitions)
+    needed = shards or cores * math.ceil(machines / SHARD_MACHINES / cores)
     driver_s = groups * DRIVER_US / 1e6
-    return ClusterSize(
-        machines=machines,
-        groups=groups,
-        reports_s=reports_s,
-        stream_bytes_s=reports_s * STREAM_BYTES,
-        stream_bytes=retention.report_bytes(machines, period_s, hours),
-        broker_bytes_s=reports_s * STREAM_BYTES * (replicas + 1),  # stored on each replica, and read once
-        executor_cores=cores,
-        executors=math.ceil(cores / EXECUTOR_CORES),
-        partitions=partitions,
-        shards=shards,
-        splits=cores,
-        max_messages=math.ceil(3 * reports_s * trigger_s / MESSAGE_REPORTS),  # to catch up
-        state_bytes=machines * STATE_BYTES,
-        history_day_bytes=int(reports_s * DAY_S * HISTORY_BYTES),
-        driver_s=driver_s,
-        holds=driver_s < window_s,
-    )
+    all_us = busy_us + needed * SHARD_BATCH_US / trigger_s + driver_s / window_s * 1e6
+    return {
+        "machines": machines,
+        "groups": groups,
+        "reports_s": reports_s,
+        "stream_bytes_s": reports_s * STREAM_BYTES,
+        "stream_bytes": retention.report_bytes(machines, period_s, hours),
+        "broker_bytes_s": reports_s * STREAM_BYTES * (replicas + 1),  # stored on each replica, and read once
+        "report_us": all_us / reports_s,
+        "executor_cores": cores,
+        "executors": math.ceil(cores / EXECUTOR_CORES),
+        "partitions": cores,
+        "shards": needed,
+        "splits": cores,
+        "max_messages": math.ceil(3 * reports_s * trigger_s / MESSAGE_REPORTS),  # to catch up
+        "state_bytes": machines * STATE_BYTES,
+        "history_day_bytes": int(reports_s * DAY_S * HISTORY_BYTES),
+        "driver_s": driver_s,
+        "holds": driver_s < window_s,
+    }

@@ -221,6 +221,13 @@ def demand(invocation: command.Invocation, prefix: str, last_s: float | None, ro
 )
 @command.duration("--trigger", "10s", "Trigger interval of Spark.")
 @command.duration("--window", "10s", "Length of the windows.")
+@click.option(
+    "--shards",
+    type=command.CountParam(0, 4096),
+    default=0,
+    show_default=True,
+    help="Parts of the fleet's state; 0: as many as are needed.",
+)
 @command.pass_invocation
 def size(
     invocation: command.Invocation,
@@ -231,14 +238,13 @@ def size(
     replicas: int,
     trigger_s: float,
     window_s: float,
+    shards: int,
 ) -> None:
     """Show how large streams, Spark's cluster and the history must be for a fleet.
 
     The arithmetic uses costs that the benchmarks measured with a realistic fleet, on one core of their
     machine; `docs/guides/pipeline-cluster.md` explains it.
     """
-    import dataclasses
-
     from muster.pipeline import cluster_size
 
     needed = cluster_size.cluster_size(
@@ -249,8 +255,9 @@ def size(
         window_s=window_s,
         hours=hours,
         replicas=replicas,
+        shards=shards,
     )
-    invocation.printer.facts(dataclasses.asdict(needed))
+    invocation.printer.facts(needed)
 
 
 @pipeline.command(examples=[("muster pipeline fit", "the cost of a batch and of a report")])

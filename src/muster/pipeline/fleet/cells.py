@@ -12,11 +12,9 @@ most `RELATIVE_ERROR`.  Only non-empty buckets are stored.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -66,15 +64,6 @@ _ARRAYS: Mapping[str, tuple[int, Any, Any, np.ufunc]] = {
 _COUNTS = tuple(name for name in _ARRAYS if name not in ("sum", "min", "max"))
 
 
-class ExtraMetric(msgspec.Struct, gc=False):
-    """A metric that is not standard: no histogram."""
-
-    count: int = 0
-    sum: float = 0.0
-    min: float = math.inf
-    max: float = -math.inf
-
-
 class CellTable:
     """A row for each cell."""
 
@@ -102,7 +91,7 @@ class CellTable:
         self._is_ranked: set[str] = set()  # of which there are only the highest, in one part
         self._machine_names = [_NO_NAMES]
         self._figures: Floats | None = None
-        self._extras: list[dict[str, ExtraMetric]] | None = None
+        self._extras: list[dict[str, columns.MetricRollup]] | None = None
         self._rollups: list[dict[str, columns.MetricRollup]] | None = None
         self._stated: list[list[int]] | None = None
 
@@ -184,12 +173,6 @@ class CellTable:
         if len(row):
             codes = np.array([self._words.setdefault(name, len(self._words)) for name in words], np.int64)
             self._extra.append((row, codes[word], figures))
-
-    def add_metric(self, row: int, name: str, metric: ExtraMetric) -> None:
-        """Add an aggregated metric that is not standard."""
-        code = self._words.setdefault(name, len(self._words))
-        figures = np.array([[metric.count], [metric.sum], [metric.min], [metric.max]], np.float64)
-        self._extra.append((np.array([row]), np.array([code]), figures))
 
     def has_room_for(self, name: str, most: int) -> bool:
         """Whether this metric is one of the first ``most`` that are not standard."""
@@ -343,20 +326,18 @@ class CellTable:
                 ranking[name] = list(zip(values[start:end].tolist(), names, strict=True))
         return ranking
 
-    def extras(self) -> list[dict[str, ExtraMetric]]:
+    def extras(self) -> list[dict[str, columns.MetricRollup]]:
         """For each row: the metrics that are not standard. The table must not change afterwards."""
-        if self._extras is not None:
-            return self._extras
-        extras = self._extras = [{} for _ in range(len(self))]
-        names = list(self._words)
-        for row, code, count, total, least, most in self._extra_values():
-            extras[row][names[code]] = ExtraMetric(int(count), total, least, most)
-        return extras
-
-    def _extra_values(self) -> Iterator[tuple[Any, ...]]:
-        """Row, code, count, sum, minimum and maximum of each metric that is not standard."""
-        rows, codes, figures = self.extra_arrays()
-        return zip(rows.tolist(), codes.tolist(), *figures.tolist(), strict=True)
+        if self._extras is None:
+            self._extras = [{} for _ in range(len(self))]
+            names = list(self._words)
+            rows, codes, figures = self.extra_arrays()
+            values = zip(rows.tolist(), codes.tolist(), *figures.tolist(), strict=True)
+            for row, code, count, total, least, most in values:
+                self._extras[row][names[code]] = columns.MetricRollup(
+                    count=int(count), sum=total, min=least, max=most
+                )
+        return self._extras
 
     @property
     def extra_names(self) -> list[str]:
@@ -364,7 +345,7 @@ class CellTable:
         return list(self._words)
 
     def extra_arrays(self) -> tuple[Ints, Ints, Floats]:
-        """Metrics that are not standard: their rows, codes, and a line for each figure of `ExtraMetric`."""
+        """Metrics that are not standard: their rows, codes, and lines of count, sum, minimum and maximum."""
         self.compact(0)
         return self._extra[0] if self._extra else (_NO_INTS, _NO_INTS, np.zeros((4, 0)))
 
@@ -381,9 +362,8 @@ class CellTable:
                 self._rollups[at // len(METRICS)][METRICS[at % len(METRICS)]] = make(
                     count=int(count), sum=total, min=least, max=most, p50=p50, p95=p95, p99=p99
                 )
-            names = list(self._words)
-            for row, code, count, total, least, most in self._extra_values():
-                self._rollups[row][names[code]] = make(count=int(count), sum=total, min=least, max=most)
+            for standard, others in zip(self._rollups, self.extras(), strict=True):
+                standard |= others
         return self._rollups
 
     def stated(self) -> list[list[int]]:
@@ -493,7 +473,7 @@ class WindowCell:
         return {name: count for name, count in zip(STATES, counts, strict=True) if count}
 
     @property
-    def extra(self) -> dict[str, ExtraMetric]:
+    def extra(self) -> dict[str, columns.MetricRollup]:
         return self.table.extras()[self.row]
 
     @property

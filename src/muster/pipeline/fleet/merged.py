@@ -106,6 +106,23 @@ def divided(closed: Iterable[state.ClosedWindow], parts: int) -> Iterator[tuple[
             )
 
 
+def joined(closed: Sequence[state.ClosedWindow], top: int) -> list[state.ClosedWindow]:
+    """The windows of several shards as those of one."""
+    shares: dict[tuple[str, int, int, bool], list[state.ClosedWindow]] = {}
+    for share in closed:
+        shares.setdefault((share.scope, share.from_ms, share.width_ms, share.gone), []).append(share)
+    windows = []
+    for window, *others in shares.values():
+        if others:
+            names, table, figures = rollups.added_up([window, *others])
+            table.compact(top)
+            table.name_machines()
+            known, stale, _ = figures.tolist()
+            window = msgspec.structs.replace(window, names=list(names), known=known, stale=stale, cells=table)
+        windows.append(window)
+    return windows
+
+
 def merge(closed: Iterable[state.ClosedWindow], top: int) -> tuple[list[rollups.ScopeTotals], MergedPart]:
     """Add up one part of the windows of all shards: the totals of groups and zones, and the part without what
     `described` adds."""

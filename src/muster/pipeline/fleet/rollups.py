@@ -8,10 +8,11 @@ detection are kept between batches.
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from muster.core.reports import columns
@@ -68,16 +69,7 @@ def scope_totals(closed: Iterable[state.ClosedWindow], top: int = 10) -> list[Sc
     totals: list[ScopeTotals] = []
     latest: dict[str, tuple[dict[str, int], cells.Ints]] = {}  # by scope: names and figures
     for (from_ms, width_ms, scope), parts in sorted(shares.items(), reverse=True):
-        names: dict[str, int] = {}
-        for part in parts:
-            for name in part.names:
-                names.setdefault(name, len(names))
-        table = cells.CellTable(len(names))
-        figures = np.zeros((3, len(names)), np.int64)  # known, stale, shares that have not gone
-        for part in parts:
-            rows = np.array([names[name] for name in part.names], np.int64)
-            table.add(part.table(), rows)
-            figures[:, rows] += np.array([part.known, part.stale, [not part.gone] * len(rows)], np.int64)
+        names, table, figures = added_up(parts)
         # Only the last of several windows has the shares of shards without reports.
         newest, counted = latest.setdefault(scope, (names, figures))
         if newest is not names and scope in state.SCOPES:  # shares of the system are sums already
@@ -91,6 +83,24 @@ def scope_totals(closed: Iterable[state.ClosedWindow], top: int = 10) -> list[Sc
             figures[2] = 1  # an empty system has a report, too
             totals += _listed("system", (from_ms, width_ms), [""], system, figures, top)
     return sorted(totals, key=lambda many: (many.from_ms, many.scope, many.name))
+
+
+def added_up(
+    parts: Sequence[state.ClosedWindow],
+) -> tuple[dict[str, int], cells.CellTable, cells.Ints]:
+    """The shares of a window: names and their rows, the table, and for each name the machines that are known,
+    those that are stale, and the shares that have not gone."""
+    names: dict[str, int] = {}
+    for part in parts:
+        for name in part.names:
+            names.setdefault(name, len(names))
+    table = cells.CellTable(len(names))
+    figures = np.zeros((3, len(names)), np.int64)
+    for part in parts:
+        rows = np.array([names[name] for name in part.names], np.int64)
+        table.add(part.table(), rows)
+        figures[:, rows] += np.array([part.known, part.stale, [not part.gone] * len(rows)], np.int64)
+    return names, table, figures
 
 
 def by_table(totals: Sequence[ScopeTotals]) -> list[tuple[cells.CellTable, cells.Ints, cells.Ints]]:
@@ -278,9 +288,8 @@ def node_verdicts(changes: Iterable[node_rules.NodeRuleChange]) -> list[tracker.
 
 
 def group_report(many: ScopeTotals) -> columns.GroupReport:
-    return columns.GroupReport(
-        **_named(many), **_common(many), metrics=many.cell.rollups(), top=_ranked(many)
-    )
+    (head,) = _heads([many], many.cell.table, np.array([many.cell.row]))
+    return msgspec.structs.replace(head, metrics=many.cell.rollups(), top=_ranked(many))
 
 
 def encoded_reports(totals: Sequence[ScopeTotals]) -> list[bytes]:
@@ -327,11 +336,6 @@ def _heads(
     return heads
 
 
-def _named(many: ScopeTotals) -> Mapping[str, Any]:
-    zone = many.name if many.scope == "zone" else None
-    return {"group": ALL if zone is not None else many.name, "zone": zone}
-
-
 def system_report(many: ScopeTotals, groups: Iterable[ScopeTotals]) -> columns.SystemReport:
     """With a summary of each group: the rest of its metrics is in its own report."""
     listed = tuple(
@@ -347,7 +351,11 @@ def system_report(many: ScopeTotals, groups: Iterable[ScopeTotals]) -> columns.S
         )
         for group in list(groups)[:GROUPS_LISTED]
     )
-    return columns.SystemReport(groups=listed, metrics=many.cell.rollups(), **_common(many))
+    whole = group_report(many)
+    shared = {
+        name: getattr(whole, name) for name in columns.SystemReport.__struct_fields__ if name != "groups"
+    }
+    return columns.SystemReport(groups=listed, **shared)
 
 
 def _in_short(many: ScopeTotals) -> dict[str, columns.MetricRollup]:
@@ -372,19 +380,4 @@ def _ranked(many: ScopeTotals) -> dict[str, tuple[columns.RankedNode, ...]]:
     return {
         name: tuple(columns.RankedNode(machine, value) for value, machine in ranked)
         for name, ranked in many.top.items()
-    }
-
-
-def _common(many: ScopeTotals) -> Mapping[str, Any]:
-    cell = many.cell
-    return {
-        "from_ms": many.from_ms,
-        "to_ms": many.to_ms,
-        "machines": cell.machine_count(),
-        "reports": cell.total,
-        "stale": many.stale,
-        "states": cell.states,
-        "oldest_ms": cell.oldest_ms,
-        "dropped": cell.dropped,
-        "partial": cell.partial,
     }

@@ -461,7 +461,9 @@ class FleetState:
         )
 
     @classmethod
-    def unpack(cls, data: bytes, plan: FleetStatePlan, names: node_columns.NodeNames) -> FleetState:
+    def unpack(
+        cls, data: bytes | memoryview, plan: FleetStatePlan, names: node_columns.NodeNames
+    ) -> FleetState:
         try:
             return cls._unpacked(msgspec.msgpack.decode(data), plan, names)
         except (

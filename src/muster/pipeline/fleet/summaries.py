@@ -55,7 +55,8 @@ class ChannelSummary(msgspec.Struct, frozen=True):
             table.max[at, row] = max(most, table.max[at, row])
             table.add_histogram(row, at, self.sketch)
         elif table.has_room_for(self.metric, blocks.EXTRA_MAX):
-            table.add_metric(row, self.metric, cells.ExtraMetric(self.count, total, least, most))
+            figures = np.array([[self.count], [total], [least], [most]])
+            table.add_figures(np.array([row]), np.array([0]), figures, [self.metric])
         else:
             return False
         return True

@@ -27,7 +27,7 @@ import pyarrow as pa
 from muster.core import errors
 from muster.core.reports import columns
 from muster.pipeline import protocol, steps
-from muster.pipeline.fleet import blocks, node_columns, removal, shards, state
+from muster.pipeline.fleet import blocks, merged, node_columns, removal, state
 from muster.pipeline.history import data_files, tables
 from muster.pipeline.job import query_plan, state_transfer, window_rows
 from muster.pipeline.job.driver import state_files
@@ -42,6 +42,7 @@ WORK = "read the streams, divide reports by shard; history, state and rules of {
 BATCH_PROPERTY = "streaming.sql.batchId"  # the number of the micro-batch, a property of each task
 
 HISTORY_LOST = "not-in-history"  # reports
+HISTORY_ROWS = 100_000  # of small shards, in one file
 CPU = "cpu-us "  # prefix of the counters of CPU time
 
 
@@ -59,8 +60,8 @@ def start(
     from pyspark.sql import functions
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    keys = shard_keys.keys(job.shards, job.partitions)
-    folder = piece_files.folder(spark)
+    keys = shard_keys.keys(job.partitions)
+    folder = piece_files.folder(spark, job.checkpoint)
     if folder:
         piece_files.clear(folder)
     # A new checkpoint of Spark takes the number from the session.
@@ -73,7 +74,8 @@ def start(
         "onLoss": "skip",
         "missing": "wait",
         "payload": "shards",
-        "shards": ",".join(map(str, keys)),
+        "parts": ",".join(map(str, keys)),
+        "shards": str(job.shards),
         "removals": protocol.removal(job.pipeline),
         "folder": folder,
         "after": ",".join(map(str, job.after)),
@@ -86,10 +88,10 @@ def start(
     stream = spark.readStream.format("muster").options(**options).load()
     before = None
     if job.transferred is not None:
-        parts = state_transfer.initial_state(spark, *job.transferred, job.plan, keys)
-        before = parts.groupBy("shard")
+        parts = state_transfer.initial_state(spark, *job.transferred, job.plan, keys, job.shards)
+        before = parts.groupBy("part")
     merging = job.merging(folder)
-    frame = stream.groupBy("shard").transformWithState(
+    frame = stream.groupBy("part").transformWithState(
         processor(job, merging),
         from_arrow_schema(window_rows.SCHEMA),
         outputMode="Append",
@@ -141,110 +143,125 @@ def poll(query: StreamingQuery) -> tuple[bool, Any]:
 
 
 class ShardProcessor:
-    """Processes one shard in a micro-batch: decode, run the user's steps, write to the history, update the
-    fleet state."""
+    """Processes the shards of a partition of Spark in a micro-batch, one after the other: decode, run the
+    user's steps, update the fleet state.  Reports of several small shards become one file of the history."""
 
-    def __init__(self, known: state.FleetState) -> None:
-        self._known = known
-        self._counts: dict[str, int] = {}
-        self._clock_ms = 0
+    def __init__(self, clock_ms: int = 0) -> None:
+        self.output = state.ShardOutput(clock_ms)
         self._activity: list[tuple[int, int]] = []
-        self._summaries = 0
-        self._reports = 0
-        self._files: list[data_files.DataFile] = []
-        self._faults: dict[str, str] = {}
         self._removals: list[removal.MachineRemoval] = []
+        self._written: list[blocks.ReportPiece] = []
         self._started = time.process_time()
 
-    def open(self, rows: Iterable[Any]) -> tuple[list[blocks.ReportPiece], list[blocks.DecodedMessage]]:
-        """Node reports and summaries, each in the order of its stream."""
-        pieces: list[blocks.ReportPiece] = []
-        summaries: list[blocks.DecodedMessage] = []
+    def receive(self, rows: Iterable[Any]) -> dict[int, list[Any]]:
+        """The rows with reports and summaries, by shard, each in the order of its stream."""
+        shares: dict[int, list[Any]] = {}
         for row in sorted(rows, key=lambda row: row["sequence"]):
-            sequence, stored_ms = row["sequence"], row["stored_ms"]
-            self._clock_ms = max(self._clock_ms, stored_ms)
+            self.output.clock_ms = max(self.output.clock_ms, row["stored_ms"])
             if row["counts"]:
                 for reason, count in msgspec.json.decode(row["counts"]).items():
-                    self._count(reason, count)
+                    self.output.count(reason, count)
             if row["activity"]:
                 self._activity += msgspec.json.decode(row["activity"], type=list[tuple[int, int]])
             if row["removals"]:
                 self._removals += msgspec.json.decode(row["removals"], type=list[removal.MachineRemoval])
-            if row["reports"] is not None:
-                pieces.append(blocks.ReportPiece.read(sequence, row["reports"]))
-                self._reports = max(self._reports, sequence)
-            if row["reports_file"] is not None:
-                pieces.append(piece_files.take(sequence, row["reports_file"]))
-                self._reports = max(self._reports, sequence)
+            if row["sequence"]:
+                shares.setdefault(row["shard"], []).append(row)
+        return shares
+
+    def open(self, rows: Iterable[Any]) -> tuple[list[blocks.ReportPiece], list[blocks.DecodedMessage]]:
+        """Node reports and summaries of a shard."""
+        pieces: list[blocks.ReportPiece] = []
+        summaries: list[blocks.DecodedMessage] = []
+        for row in rows:
+            sequence = row["sequence"]
             if row["summaries"] is not None:
                 batch, facts = columns.decode(row["summaries"])
-                summaries.append(blocks.DecodedMessage(sequence, stored_ms, batch, facts))
-                self._summaries = max(self._summaries, sequence)
+                summaries.append(blocks.DecodedMessage(sequence, row["stored_ms"], batch, facts))
+                self.output.summaries = max(self.output.summaries, sequence)
+                continue
+            data, file = row["reports"], row["reports_file"]
+            pieces.append(
+                blocks.ReportPiece.read(sequence, data) if file is None else piece_files.take(sequence, file)
+            )
+            self.output.reports = max(self.output.reports, sequence)
         pieces = blocks.concat_pieces(pieces)
         self._spent("open")
         return pieces, summaries
 
-    def run_steps(
-        self, codes: Sequence[steps.StepCode], pieces: list[blocks.ReportPiece]
-    ) -> list[blocks.ReportPiece]:
-        """Add the metrics of a user's steps."""
-        if not codes or not pieces:
-            return pieces
-        extended, self._faults = steps.extend_reports(codes, pieces, self._known.nodes)
-        self._spent("steps")
-        return extended
-
-    def write_history(self, pieces: list[blocks.ReportPiece], root: str, stem: str) -> None:
-        """Write files of the history; the driver commits them."""
-        if not pieces:
-            return
-        table = pa.Table.from_batches([piece.rows() for piece in pieces])
-        self._count("rows", table.num_rows)
-        try:
-            written = data_files.write(root, tables.NODES, table, stem)
-            self._files = written.files
-            self._count(HISTORY_LOST, written.rejected)
-        except (errors.MusterError, OSError) as error:
-            self._count(HISTORY_LOST, table.num_rows)
-            self._count(window_rows.explain_failure(error), 1)
-        self._spent("history")
-
     def feed(
-        self, pieces: list[blocks.ReportPiece], summaries: list[blocks.DecodedMessage]
-    ) -> state.ShardOutput:
-        output = self._known.feed(
+        self,
+        known: state.FleetState,
+        pieces: list[blocks.ReportPiece],
+        summaries: list[blocks.DecodedMessage],
+        codes: Sequence[steps.StepCode] = (),
+    ) -> None:
+        """``codes``: steps of the user, which add metrics to the reports."""
+        if codes and pieces:
+            pieces, faults = steps.extend_reports(codes, pieces, known.nodes)
+            self.output.faults |= faults
+            self._spent("steps")
+        self._written += pieces
+        fed = known.feed(
             pieces,
-            self._clock_ms,
+            self.output.clock_ms,
             summaries=summaries,
             activity=self._activity,
             removals=self._removals,
         )
-        output.summaries = self._summaries
-        output.reports = self._reports
-        output.files = self._files
-        output.faults = dict(self._faults)
+        for reason, count in fed.counts.items():
+            self.output.count(reason, count)
+        self.output.closed += fed.closed
+        self.output.changes += fed.changes
+        self.output.removed += fed.removed
+        self.output.machines += fed.machines
         self._spent("fleet")
-        for reason, count in self._counts.items():
-            output.count(reason, count)
-        return output
 
-    def _count(self, reason: str, number: int) -> None:
-        if number:
-            self._counts[reason] = self._counts.get(reason, 0) + number
+    def write_history(self, root: str, stem: str, *, least: int = 1) -> None:
+        """Write a file of the history if ``least`` reports wait for it; the driver commits it."""
+        rows = sum(map(len, self._written))
+        if rows < least:
+            return
+        self.output.count("rows", rows)
+        try:
+            table = pa.Table.from_batches([piece.rows() for piece in self._written])
+            written = data_files.write(root, tables.NODES, table, stem)
+            self.output.files += written.files
+            self.output.count(HISTORY_LOST, written.rejected)
+        except (errors.MusterError, OSError) as error:
+            self.output.count(HISTORY_LOST, rows)
+            self.output.count(window_rows.explain_failure(error), 1)
+        self._written = []
+        self._spent("history")
+
+    def finish(self, top: int) -> list[state.ClosedWindow]:
+        """The windows that all shards have closed, added up."""
+        closed, self.output.closed = self.output.closed, []
+        joined = merged.joined(closed, top)
+        self._spent("fleet")
+        return joined
 
     def _spent(self, stage: str) -> None:
         now = time.process_time()
-        self._count(f"{CPU}{stage}", int((now - self._started) * 1e6))
+        self.output.count(f"{CPU}{stage}", int((now - self._started) * 1e6))
         self._started = now
 
+    def pack(self, known: state.FleetState) -> bytes:
+        data = known.pack()
+        self.output.state_bytes += len(data)
+        self._spent("state")
+        return data
 
-#: Cache of the names of machines, by run, epoch and shard: most micro-batches do not change them.
-_NAMES: dict[tuple[str, int, int], node_columns.NodeNames] = {}
+
+#: Cache of the names of machines in each shard, by run, epoch and partition: most micro-batches do not change
+#: them.
+_NAMES: dict[tuple[str, int, int], list[node_columns.NodeNames]] = {}
 
 
 def processor(job: query_plan.QueryPlan, merging: window_rows.MergePlan) -> Any:
     """The stateful step. A function, because its base class needs Spark."""
     files = state_files.folder_of(job.checkpoint)
+    keys = shard_keys.keys(job.partitions)
     from pyspark import TaskContext
     from pyspark.sql import Row
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
@@ -255,33 +272,44 @@ def processor(job: query_plan.QueryPlan, merging: window_rows.MergePlan) -> Any:
             self._names = handle.getValueState(state_transfer.NAMES, state_transfer.NAMES_SCHEMA)
 
         def handleInitialState(self, key: Any, part: Row, timerValues: Any) -> None:
-            known = state_transfer.load(part["version"], bytes(part["data"]), bytes(part["names"]), job.plan)
-            if self._state.exists():
-                known = shards.merge(self._load((job.run, job.epoch, key[0])), known)
-            self._store(key[0], known)
-            self._names.update((known.nodes.names.pack(),))
+            self._state.update((part["version"], *self._stored_as(key[0], [bytes(part["data"])])))
+            self._names.update((bytes(part["names"]),))
 
         def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
-            shard = (job.run, job.epoch, key[0])
-            known = self._load(shard)
-            before = known.nodes.names.version
-            processor_ = ShardProcessor(known)
-            pieces, summaries = processor_.open(rows)
-            pieces = processor_.run_steps(job.steps, pieces)
-            processor_.write_history(pieces, job.history, job.stem(job.first + self._batch(), key[0]))
-            output = processor_.feed(pieces, summaries)
-            started = time.process_time()
-            names = known.nodes.names
-            output.state_bytes = self._store(key[0], known)
-            if names.version != before:
-                self._names.update((names.pack(),))
-            _NAMES[shard] = names
-            output.count(f"{CPU}state", int((time.process_time() - started) * 1e6))
-            closed, output.closed = output.closed, []
+            part, batch = key[0], self._batch()
+            work = ShardProcessor()
+            shares = work.receive(rows)
+            stem = job.stem(job.first + batch, part)
+            names: list[node_columns.NodeNames] = []
+            sizes: list[int] = []
+            before = self._known_names(part)
+
+            def processed() -> Iterator[bytes]:
+                for place, known in enumerate(self._load(before)):
+                    number = place * job.partitions + keys.index(part)
+                    pieces, summaries = work.open(shares.pop(number, ()))
+                    work.feed(known, pieces, summaries, job.steps)
+                    work.write_history(job.history, stem, least=HISTORY_ROWS)
+                    names.append(known.nodes.names)
+                    data = work.pack(known)
+                    sizes.append(len(data))
+                    yield data
+
+            data, file = self._stored_as(part, processed())
+            versions = [known.version for known in names]
+            self._state.update((state_transfer.versions_of(versions, sizes), data, file))
+            if versions != [known.version for known in before]:
+                self._names.update((state_transfer.pack_names(names),))
+            _NAMES[job.run, job.epoch, part] = names
+            work.write_history(job.history, stem)
+            closed = work.finish(job.plan.top)
+            output = work.output
+            if files is None:
+                output.state_bytes = 0  # it is in Spark's state
             yield Row(
                 kind=window_rows.SHARD,
                 part=merging.parts[0],
-                shard=key[0],
+                shard=part,
                 reports=output.counts.get("rows", 0),
                 late=output.counts.get(state.LATE, 0),
                 repeated=output.counts.get(state.DUPLICATED, 0),
@@ -290,32 +318,36 @@ def processor(job: query_plan.QueryPlan, merging: window_rows.MergePlan) -> Any:
                 lag_ms=max(0, int(time.time() * 1000) - output.clock_ms),
                 **window_rows.content(merging.folder, msgspec.msgpack.encode(output)),
             )
-            for row in window_rows.of_windows(closed, key[0], merging):
+            for row in window_rows.of_windows(closed, part, merging):
                 yield Row(**row)
 
-        def _store(self, shard: int, known: state.FleetState) -> int:
-            """Store the state; how many bytes of it are not in Spark's state."""
-            data = known.pack()
-            version = known.nodes.names.version
+        def _stored_as(self, part: int, shards: Iterable[bytes]) -> tuple[bytes | None, str | None]:
+            """The states of shards, or the file that has them."""
             if files is None:
-                self._state.update((version, data, None))
-                return 0
-            self._state.update((version, None, state_files.write(files, self._batch(), shard, data)))
-            return len(data)
+                return b"".join(shards), None
+            return None, state_files.write(files, self._batch(), part, shards)
 
-        def _load(self, shard: tuple[str, int, int]) -> state.FleetState:
-            stored = self._state.get()
-            if not stored:
-                return state.FleetState(job.plan)
-            version, data, file = stored
+        def _known_names(self, part: int) -> list[node_columns.NodeNames]:
+            """Of the shards of a partition; they are those of the state that `_load` reads."""
+            self._stored = self._state.get()
+            if not self._stored:
+                return [node_columns.NodeNames() for _ in range(job.shards // job.partitions)]
+            versions = state_transfer.versions(self._stored[0])
+            cached = _NAMES.get((job.run, job.epoch, part), [])
+            if [known.version for known in cached] == versions:
+                return cached
+            stored = self._names.get()
+            return state_transfer.unpack_names(versions, bytes(stored[0]) if stored else None)
+
+        def _load(self, names: list[node_columns.NodeNames]) -> Iterator[state.FleetState]:
+            if not self._stored:
+                for _ in names:
+                    yield state.FleetState(job.plan)
+                return
+            version, data, file = self._stored
             packed = state_files.read(files, file) if file else bytes(data)
-            names = _NAMES.get(shard)
-            if names is None or names.version != version:
-                stored_names = self._names.get()
-                return state_transfer.load(
-                    version, packed, bytes(stored_names[0]) if stored_names else None, job.plan
-                )
-            return state.FleetState.unpack(packed, job.plan, names)
+            for known, part in zip(names, state_transfer.parts(version, packed), strict=True):
+                yield state.FleetState.unpack(part, job.plan, known)
 
         def _batch(self) -> int:
             """As Spark counts."""

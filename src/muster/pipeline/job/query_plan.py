@@ -48,7 +48,7 @@ class QueryPlan:
         partitions."""
         parts = max(1, math.isqrt(self.partitions) // 2)
         return window_rows.MergePlan(
-            shard_keys.keys(parts, self.partitions), self.plan.top, self.steps, self.history, folder
+            shard_keys.keys(self.partitions, parts), self.plan.top, self.steps, self.history, folder
         )
 
 

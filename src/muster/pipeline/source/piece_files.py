@@ -3,13 +3,15 @@ these send to the driver.
 
 With a local master both run on one machine, so reports need not pass through Java: a row of Spark has the
 name of a file.  The file is removed when it is opened; the mapped memory remains.  If a task fails, the query
-is restarted, and the source writes the pieces of the batch again.  What a killed process left is removed when
-a query starts.
+is restarted, and the source writes the pieces of the batch again.  What is left of the former attempt, or of
+a killed process, is removed when a query starts.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import shutil
 import tempfile
 import time
 import uuid
@@ -28,21 +30,24 @@ SUFFIX = ".exchange"
 ABANDONED_S = 3600.0  # far longer than a batch
 
 
-def folder(spark: SparkSession) -> str:
-    """Where pieces are exchanged; empty on a cluster, whose tasks run on several machines."""
+def folder(spark: SparkSession, checkpoint: str) -> str:
+    """Where the pieces of a query with this checkpoint are exchanged; empty on a cluster, whose tasks run on
+    several machines."""
     context = spark.sparkContext
     if not session.is_local(str(context.master)):
         return ""
     scratch = context.getConf().get("spark.local.dir", tempfile.gettempdir()) or ""
-    return str(Path(scratch.split(",")[0]).absolute() / "reports")
+    name = hashlib.sha256(checkpoint.encode()).hexdigest()[:16]
+    return str(Path(scratch.split(",")[0]).absolute() / "reports" / name)
 
 
 def clear(place: str) -> None:
-    """Remove files that no task will read."""
-    for path in Path(place).glob(f"*{SUFFIX}"):
+    """Remove files that no task will read: of the same query before it ended, and of others long ago."""
+    shutil.rmtree(place, ignore_errors=True)
+    for other in Path(place).parent.glob("*"):
         with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > ABANDONED_S:
-                path.unlink()
+            if time.time() - other.stat().st_mtime > ABANDONED_S:
+                shutil.rmtree(other, ignore_errors=True)
 
 
 def write(place: str, piece: blocks.ReportPiece) -> str:

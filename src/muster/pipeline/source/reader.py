@@ -22,9 +22,9 @@ Options:
 ``until``         where the first batch after ``after`` ends, to repeat a batch exactly (default 0: anywhere)
 ``missing``       ``fail`` (default) or ``wait``, when a stream does not exist
 
-The pipeline's own job has ``payload=shards``: reports by shard of the fleet (`shard_keys`), with ``shards``,
-the keys of the shards; ``removals``, the subject of messages that remove machines; and ``folder``, for files
-with reports (`piece_files`).
+The pipeline's own job has ``payload=shards``: reports by shard of the fleet (`shard_keys`), with ``parts``,
+the keys of partitions; ``shards``, their number; ``removals``, the subject of messages that remove machines;
+and ``folder``, for files with reports (`piece_files`).
 
 Spark calls the methods of `BusStreamReader` in a separate process on the driver, except ``read``, which runs
 in the executors' Python workers.  Each call opens its own connection: that takes milliseconds, and no
@@ -129,7 +129,8 @@ class BusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._fail_on_loss = _choice(options, "onLoss", "fail", "skip") == "fail"
         self._wait_for_missing = _choice(options, "missing", "fail", "wait") == "wait"
         self._max_messages = _positive(options, "maxMessages", 1000)
-        self._keys = [int(key) for key in options.get("shards", "0").split(",")]
+        self._keys = [int(key) for key in options.get("parts", "0").split(",")]
+        self._shards = _positive(options, "shards", len(self._keys))
         self._removals = options.get("removals", "")
         self._folder = options.get("folder", "")
         self._splits = _positive(options, "splits", 2)
@@ -215,6 +216,7 @@ class BusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         yield from shard_keys.with_shard_key(
             messages,
             self._keys,
+            self._shards,
             lost=partition.last - partition.first + 1 - len(messages),
             removal_subject=self._removals,
             folder=self._folder,

@@ -2,8 +2,8 @@
 
 A machine belongs to the shard that the hash of its name selects (`fleet.shards`), a row of a summary
 to the shard of its group.  Successive messages are joined first, so that a row of Spark has thousands of
-reports of one shard.  Every shard also receives the time of the broker's clock and the periods in which
-messages were stored, and one shard the counts of rejected messages.
+reports of one shard.  Every partition also receives the time of the broker's clock and the periods in which
+messages were stored, and one of them the counts of rejected messages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from muster.pipeline.source import piece_files, spark_internals
 
 SCHEMA = pa.schema(
     [
-        ("shard", pa.int32()),
+        ("part", pa.int32()),  # the key of a partition of Spark
+        ("shard", pa.int32()),  # of ``reports`` and ``summaries``
         ("sequence", pa.int64()),  # the last one in ``data``
         ("stored_ms", pa.int64()),
         ("reports", pa.binary()),  # a `blocks.ReportPiece`
@@ -35,10 +36,6 @@ SCHEMA = pa.schema(
         ("activity", pa.string()),  # the first and last time of each period in which messages were stored
         ("removals", pa.string()),  # of machines, as JSON
     ]
-)
-COLUMNS = (
-    "shard int, sequence bigint, stored_ms bigint, reports binary, reports_file string, summaries binary, "
-    "counts string, activity string, removals string"
 )
 
 LOST = "lost-messages"
@@ -52,20 +49,21 @@ class CopiedMessage(errors.InvalidInput):
     code = "copied"
 
 
-Row = tuple[int, int, int, bytes | None, str | None, bytes | None, str | None, str | None, str | None]
+Row = tuple[int, int, int, int, bytes | None, str | None, bytes | None, str | None, str | None, str | None]
 
 
 def with_shard_key(
     messages: Iterable[api.StoredMessage],
     keys: Sequence[int],
+    count: int,
     *,
     lost: int = 0,
     removal_subject: str = "",
     folder: str = "",
 ) -> Iterator[pa.RecordBatch]:
-    """``keys``: the state key of each shard; ``lost``: messages that the stream no longer has;
-    ``removal_subject``: of the only identity whose removals of machines are accepted; ``folder``: for files
-    with reports, empty: they are in the rows."""
+    """``keys``: of the partitions, which have the shards in turn; ``count``: of shards; ``lost``: messages
+    that the stream no longer has; ``removal_subject``: of the only identity whose removals of machines are
+    accepted; ``folder``: for files with reports, empty: they are in the rows."""
     removals: list[removal.MachineRemoval] = []
     counts = {LOST: lost} if lost else {}
     clock_ms = 0
@@ -103,17 +101,17 @@ def with_shard_key(
             if batch.num_rows:
                 waiting.add(message.sequence, stored_ms, batch, facts)
             if waiting.rows >= ROWS:
-                yield _rows(waiting.divided(keys, folder))
+                yield _rows(waiting.divided(keys, count, folder))
                 waiting = _Waiting()
         elif batch.num_rows:
-            yield _rows(_divided_summaries(message.sequence, stored_ms, batch, facts, keys))
+            yield _rows(_divided_summaries(message.sequence, stored_ms, batch, facts, keys, count))
     if waiting.rows:
-        yield _rows(waiting.divided(keys, folder))
+        yield _rows(waiting.divided(keys, count, folder))
     if clock_ms or counts:
         counted, active = (msgspec.json.encode(value).decode() for value in (counts, activity))
         requested = msgspec.json.encode(removals).decode() if removals else None
         yield _rows(
-            (key, 0, clock_ms, None, None, None, counted if place == 0 else None, active, requested)
+            (key, 0, 0, clock_ms, None, None, None, counted if place == 0 else None, active, requested)
             for place, key in enumerate(keys)
         )
 
@@ -134,15 +132,15 @@ class _Waiting:
         self.rows += batch.num_rows
         self._last = sequence, stored_ms
 
-    def divided(self, keys: Sequence[int], folder: str) -> Iterator[Row]:
+    def divided(self, keys: Sequence[int], count: int, folder: str) -> Iterator[Row]:
         # To join first takes half the time of selecting rows from parts.
         (joined,) = pa.Table.from_batches(self._batches).combine_chunks().to_batches()
-        shard = shards.shards_of(joined.column("machine"), len(keys))
+        shard = shards.shards_of(joined.column("machine"), count)
         order = np.argsort(shard, kind="stable")
         place = np.empty(len(order), np.int64)
         place[order] = np.arange(len(order))
         ordered = joined.take(pa.array(order))
-        ends = np.cumsum(np.bincount(shard, minlength=len(keys))).tolist()
+        ends = np.cumsum(np.bincount(shard, minlength=count)).tolist()
         sequence, stored_ms = self._last
         for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
             if end > start:
@@ -152,16 +150,24 @@ class _Waiting:
                 piece = blocks.ReportPiece(sequence, ordered.slice(start, end - start), dropped)
                 data = None if folder else piece.encode()
                 file = piece_files.write(folder, piece) if folder else None
-                yield keys[number], sequence, stored_ms, data, file, None, None, None, None
+                part = keys[number % len(keys)]
+                yield part, number, sequence, stored_ms, data, file, None, None, None, None
 
 
 def _divided_summaries(
-    sequence: int, stored_ms: int, batch: pa.RecordBatch, facts: columns.BatchInfo, keys: Sequence[int]
+    sequence: int,
+    stored_ms: int,
+    batch: pa.RecordBatch,
+    facts: columns.BatchInfo,
+    keys: Sequence[int],
+    count: int,
 ) -> Iterator[Row]:
-    shard = shards.shards_of(batch.column("group"), len(keys))
+    shard = shards.shards_of(batch.column("group"), count)
     for number in np.unique(shard).tolist():
         rows = batch.filter(pa.array(shard == number))
-        yield keys[number], sequence, stored_ms, None, None, columns.encode(rows, facts), None, None, None
+        data = columns.encode(rows, facts)
+        part = keys[number % len(keys)]
+        yield part, number, sequence, stored_ms, None, None, data, None, None, None
         facts = msgspec.structs.replace(facts, dropped={})  # reported once
 
 
@@ -181,15 +187,15 @@ def _rows(rows: Iterable[Row]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
-def keys(count: int, partitions: int) -> tuple[int, ...]:
-    """A key for each shard, so that each of Spark's partitions has the same number of shards.
+def keys(partitions: int, count: int = 0) -> tuple[int, ...]:
+    """A key for each of Spark's partitions, or the first ``count`` of them.
 
     Spark selects the partition by a hash of the key: the first few integers would not be distributed evenly.
     """
     chosen: list[int] = []
     candidate = 0
-    while len(chosen) < count:
-        if spark_internals.partition_of(candidate, partitions) == len(chosen) % partitions:
+    while len(chosen) < (count or partitions):
+        if spark_internals.partition_of(candidate, partitions) == len(chosen):
             chosen.append(candidate)
         candidate += 1
     return tuple(chosen)

@@ -2,9 +2,9 @@
 
 The state of a shard has megabytes, and every batch reads and writes it.  In Spark's state store it would go
 from Python to Java, into RocksDB, its log of changes and its snapshots, and back.  So where the checkpoint is
-on a file system, a shard writes its state to a new file, and Spark's state has only the name of the file:
+on a file system, a task writes the state of its shards to a new file, and Spark's state has only its name:
 
-    <checkpoint>/drivers/00000007/spark/fleet/12/3-6f1c…     the state of shard 3 after batch 12 of the term
+    <checkpoint>/drivers/00000007/spark/fleet/12/3-6f1c…     of the partition with key 3, after batch 12
 
 Spark commits the name with the batch.  So a batch that is repeated reads the same file as before, and a file
 of an attempt that failed is never read.  The files are in the folder of Spark's checkpoint, so a driver that
@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 
 FOLDER = "fleet"
@@ -30,16 +31,17 @@ def folder_of(checkpoint: str) -> Path | None:
     return Path(checkpoint.removeprefix(_URL)) / FOLDER if checkpoint.startswith(_URL) else None
 
 
-def write(folder: Path, batch: int, shard: int, data: bytes) -> str:
-    """The name of a new file. ``batch``: as Spark counts."""
+def write(folder: Path, batch: int, part: int, data: Iterable[bytes]) -> str:
+    """The name of a new file. ``batch``: as Spark counts; ``part``: of Spark's partitions."""
     # Without parents: the folder of Spark's checkpoint must not appear again when a successor removed it.
     for made in (folder, folder / str(batch)):
         with contextlib.suppress(FileExistsError):
             made.mkdir(mode=0o700)
-    name = f"{batch}/{shard}-{uuid.uuid4().hex}"
+    name = f"{batch}/{part}-{uuid.uuid4().hex}"
     try:
-        (folder / name).write_bytes(data)
-    except OSError:  # a part of a file would only use up a disk that is full
+        with (folder / name).open("wb") as file:
+            file.writelines(data)
+    except BaseException:  # a part of a file would only use up a disk that is full
         with contextlib.suppress(OSError):
             (folder / name).unlink()
         raise

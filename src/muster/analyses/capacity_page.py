@@ -25,6 +25,17 @@ _STYLE = (
     "h2{margin-top:2rem;font-size:1.15rem}p.note{color:#777}"
     "@media(prefers-color-scheme:dark){body{color:#ddd;background:#16191d}p.note{color:#999}}"
 )
+# Columns: titles, and their fields if they have other names.
+_GROUPS = (
+    "group; machines; stale at most=stale; CPU, mean %=cpu_percent; CPU, highest p95 %=cpu_p95_percent; "
+    "memory, %=memory_percent; disk, %=disk_percent"
+)
+_DISKS = (
+    "machine; group; now, %=disk_percent; % a day=percent_per_day; full=full_ms; earliest=earliest_ms; "
+    "latest=latest_ms"
+)
+_OUTLIERS = "machine; group; metric; value; median of the group=group_median; score"
+_ALERTS = "rule; severity; times"
 _TITLES = {
     "cpu_percent": "CPU, %",
     "memory_percent": "Memory, %",
@@ -37,65 +48,15 @@ def render(report: capacity_report.CapacityReport) -> str:
     title = f"Capacity in {html.escape(report.period)}"
     parts = [f"<h1>{title}</h1>", _summary(report)]
     parts += _plots(report)
-    parts += _section(
-        "Busiest groups",
-        ("group", "machines", "stale at most", "CPU, mean %", "CPU, highest p95 %", "memory, %", "disk, %"),
-        [
-            (
-                group.group,
-                group.machines,
-                group.stale,
-                *(
-                    _rounded(value)
-                    for value in (
-                        group.cpu_percent,
-                        group.cpu_p95_percent,
-                        group.memory_percent,
-                        group.disk_percent,
-                    )
-                ),
-            )
-            for group in report.groups
-        ],
-        "No group reported.",
-    )
-    parts += _section(
-        "Disks that become full",
-        ("machine", "group", "now, %", "% a day", "full", "earliest", "latest"),
-        [
-            (
-                disk.machine,
-                disk.group,
-                _rounded(disk.disk_percent),
-                round(disk.percent_per_day, 2),
-                *(_date(at_ms) for at_ms in (disk.full_ms, disk.earliest_ms, disk.latest_ms)),
-            )
-            for disk in report.disks
-        ],
-        "No disk is expected to be full within 30 days.",
-    )
-    parts += _section(
-        "Machines unlike their group",
-        ("machine", "group", "metric", "value", "median of the group", "score"),
-        [
-            (
-                outlier.machine,
-                outlier.group,
-                outlier.metric,
-                line_plot.figure(outlier.value),
-                line_plot.figure(outlier.group_median),
-                round(outlier.score, 1),
-            )
-            for outlier in report.outliers
-        ],
-        "None.",
-    )
-    parts += _section(
-        "Alerts",
-        ("rule", "severity", "times"),
-        [(alert.rule, alert.severity, alert.times) for alert in report.alerts],
-        "None fired.",
-    )
+    for heading, otherwise, columns, rows in (
+        ("Busiest groups", "No group reported.", _GROUPS, report.groups),
+        ("Disks that become full", "No disk is expected to be full within 30 days.", _DISKS, report.disks),
+        ("Machines unlike their group", "None.", _OUTLIERS, report.outliers),
+        ("Alerts", "None fired.", _ALERTS, report.alerts),
+    ):
+        titles = [column.partition("=") for column in columns.split("; ")]
+        cells = [[_shown(name or title, row) for title, _, name in titles] for row in rows]
+        parts += _section(heading, [title for title, *_ in titles], cells, otherwise)
     if report.demand is not None:
         parts += _section(
             "Demand for contexts",
@@ -117,6 +78,16 @@ def render(report: capacity_report.CapacityReport) -> str:
         '<meta name="viewport" content="width=device-width">'
         f"<style>{_STYLE}</style>\n{body}\n</html>\n"
     )
+
+
+def _shown(name: str, row: object) -> Any:
+    """Times as dates, other numbers with a few digits."""
+    value = getattr(row, name)
+    if name.endswith("_ms"):
+        return _date(value)
+    if isinstance(value, float):
+        return round(value, 2 if abs(value) < 10 else 1) if abs(value) < 1000 else round(value)
+    return value
 
 
 def _summary(report: capacity_report.CapacityReport) -> str:
@@ -195,10 +166,6 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
         if head
         else f'<table class="facts">{lines}</table>'
     )
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 1)
 
 
 def _date(at_ms: int) -> str:

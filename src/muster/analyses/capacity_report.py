@@ -143,10 +143,7 @@ def make(
 def hours_frame(spark: SparkSession, root: storage.Root, *, from_ms: int, to_ms: int) -> DataFrame:
     """A row for each hour, from the windows of the system."""
     windows = spark_.read(spark, root, tables.GROUPS, from_ms=from_ms, to_ms=to_ms)
-    means = [
-        f"try_divide(sum({metric}_mean * {metric}_count), sum({metric}_count)) AS {metric}_mean"
-        for metric in METRICS
-    ]
+    means = [f"{_mean(metric)}_mean" for metric in METRICS]
     highest = [f"max({metric}_p95) AS {metric}_p95" for metric in METRICS]
     windows.createOrReplaceTempView("capacity_windows")
     return spark.sql(
@@ -178,31 +175,19 @@ def _groups(spark: SparkSession, root: storage.Root, from_ms: int, to_ms: int) -
     """The busiest groups, by their mean CPU load."""
     windows = spark_.read(spark, root, tables.GROUPS, from_ms=from_ms, to_ms=to_ms)
     windows.createOrReplaceTempView("capacity_windows")
-    rows = spark.sql(
+    busiest = spark.sql(
         f"""
-        SELECT name, max(machines) AS machines, max(stale) AS stale, max(cpu_percent_p95) AS p95,
-               {
-            ", ".join(
-                f"try_divide(sum({metric}_mean * {metric}_count), sum({metric}_count)) AS {metric}"
-                for metric in METRICS
-            )
-        }
+        SELECT name AS `group`, max(machines) AS machines, max(stale) AS stale,
+               max(cpu_percent_p95) AS cpu_p95_percent, {", ".join(map(_mean, METRICS))}
         FROM capacity_windows WHERE scope = 'group' GROUP BY name
         ORDER BY cpu_percent DESC NULLS LAST, name LIMIT {LISTED_MAX}
         """
-    ).collect()
-    return [
-        GroupCapacity(
-            row["name"],
-            row["machines"],
-            row["stale"],
-            row["cpu_percent"],
-            row["p95"],
-            row["memory_percent"],
-            row["disk_percent"],
-        )
-        for row in rows
-    ]
+    )
+    return spark_.collect(busiest, GroupCapacity)
+
+
+def _mean(metric: str) -> str:
+    return f"try_divide(sum({metric}_mean * {metric}_count), sum({metric}_count)) AS {metric}"
 
 
 def _alerts(spark: SparkSession, root: storage.Root, from_ms: int, to_ms: int) -> list[AlertCount]:
@@ -211,8 +196,8 @@ def _alerts(spark: SparkSession, root: storage.Root, from_ms: int, to_ms: int) -
     except errors.NotFound:
         return []
     counted = changes.where("state = 'firing'").groupBy("rule", "severity").count()
-    rows = counted.orderBy("count", ascending=False).limit(LISTED_MAX).collect()
-    return [AlertCount(row["rule"], row["severity"], row["count"]) for row in rows]
+    most = counted.withColumnRenamed("count", "times").orderBy("times", ascending=False)
+    return spark_.collect(most.limit(LISTED_MAX), AlertCount)
 
 
 def _if_hourly(job: Callable[[], list[T]]) -> list[T]:

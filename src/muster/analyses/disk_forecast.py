@@ -58,20 +58,12 @@ def forecast(
     """
     spark_internals.activate(spark)
     frame = forecast_frame(spark, root, from_ms=now_ms - int(last_s * 1000), to_ms=now_ms)
-    rows = (
-        frame.selectExpr(
-            "*",
-            *(
-                f"cast(greatest({now_ms}, least({now_ms + FAR_MS}, {name})) AS BIGINT) AS {name}_ms"
-                for name in ("full", "earliest", "latest")
-            ),
-        )
-        .where(f"full_ms <= {now_ms + int(within_s * 1000)}")
-        .orderBy("full_ms", "machine")
-        .limit(min(limit, LISTED_MAX))
-        .collect()
+    times = (
+        f"cast(greatest({now_ms}, least({now_ms + FAR_MS}, {name})) AS BIGINT) AS {name}_ms"
+        for name in ("full", "earliest", "latest")
     )
-    return [DiskForecast(*(row[name] for name in DiskForecast.__struct_fields__)) for row in rows]
+    soon = frame.selectExpr("*", *times).where(f"full_ms <= {now_ms + int(within_s * 1000)}")
+    return spark_.collect(soon.orderBy("full_ms", "machine").limit(min(limit, LISTED_MAX)), DiskForecast)
 
 
 def forecast_frame(spark: SparkSession, root: storage.Root, *, from_ms: int, to_ms: int) -> DataFrame:

@@ -58,14 +58,9 @@ def outliers(
     from pyspark.sql import functions
 
     spark_internals.activate(spark)
-    rows = (
-        outlier_frame(spark, root, from_ms=from_ms, to_ms=to_ms)
-        .where(f"abs(score) >= {float(score_min)!r}")
-        .orderBy(functions.desc("size"), "machine", "metric")
-        .limit(min(limit, LISTED_MAX))
-        .collect()
-    )
-    return [Outlier(*(row[name] for name in Outlier.__struct_fields__)) for row in rows]
+    scored = outlier_frame(spark, root, from_ms=from_ms, to_ms=to_ms)
+    high = scored.where(f"size >= {float(score_min)!r}").orderBy(functions.desc("size"), "machine", "metric")
+    return spark_.collect(high.limit(min(limit, LISTED_MAX)), Outlier)
 
 
 def outlier_frame(spark: SparkSession, root: storage.Root, *, from_ms: int, to_ms: int) -> DataFrame:

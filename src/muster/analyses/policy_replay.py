@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ import msgspec
 import pyarrow as pa
 
 from muster.core import errors
+from muster.pipeline import spark as spark_
 from muster.pipeline.source import spark_internals
 from muster.predicates import ast, types
 from muster.predicates.backends import sql
@@ -73,16 +74,6 @@ _EVENTS = pa.schema(
         ),
         ("reached", pa.int64()),
     ]
-)
-_CHANGE_COLUMNS = (
-    "at_ms bigint, sequence bigint, place int, receiver string, what string, model string, "
-    "reported map<string,string>"
-)
-_EVENT_COLUMNS = (
-    "at_ms bigint, sequence bigint, id string, sender string, type string, address string, "
-    "content map<string,string>, attributes map<string,string>, "
-    "within array<struct<attributes: map<string,string>, region: string, audience: array<string>>>, "
-    "reached bigint"
 )
 
 
@@ -145,7 +136,7 @@ def replay(
 
 def _events(spark: SparkSession, raw: DataFrame, from_ms: int | None, to_ms: int | None) -> DataFrame:
     """Each event once, although several notifiers decided about their own receivers."""
-    raw.mapInArrow(_decisions, _EVENT_COLUMNS).createOrReplaceTempView("past_decisions")
+    _decoded(raw, _decisions, _EVENTS).createOrReplaceTempView("past_decisions")
     bounds = [f"at_ms >= {from_ms}"] if from_ms is not None else []
     bounds += [f"at_ms < {to_ms}"] if to_ms is not None else []
     kept = ("type", "address", "content", "attributes", "within")
@@ -176,7 +167,7 @@ def _meet(
         addressed = {text: parser.parse(text, home="receiver") for text in _addresses(spark)}
         attributes = {name.key for condition in addressed.values() for name in ast.names(condition)}
         attributes |= {LISTENS, REGION}
-        raw.mapInArrow(_changes, _CHANGE_COLUMNS).createOrReplaceTempView("past_changes")
+        _decoded(raw, _changes, _CHANGES).createOrReplaceTempView("past_changes")
         spark.sql(_versions(sorted(attributes))).createOrReplaceTempView("past_states")
         accepts = _accepts(policy, models)
         parts = [
@@ -194,16 +185,15 @@ def _meet(
         deliveries = _union(spark, parts).cache()
         try:
             deliveries.createOrReplaceTempView("past_deliveries")
-            total = _row(
-                spark,
+            (total,) = spark.sql(
                 """
                 SELECT (SELECT count(*) FROM past_events) AS events,
                        (SELECT sum(reached) FROM past_events) AS reached,
                        count(*) AS deliveries, count(DISTINCT receiver) AS receivers
                 FROM past_deliveries
-                """,
-            )
-            listed = spark.sql(
+                """
+            ).collect()
+            newest = spark.sql(
                 f"""
                 WITH newest AS (
                     SELECT at, type, sender, id, reached FROM past_events ORDER BY at DESC LIMIT {LISTED_MAX}
@@ -213,7 +203,8 @@ def _meet(
                 SELECT at.at_ms AS at_ms, type, sender, id, reached, coalesce(n, 0) AS would_reach
                 FROM newest LEFT JOIN counts USING (sender, id) ORDER BY at
                 """
-            ).collect()
+            )
+            listed = spark_.collect(newest, ReplayedNotification)
         finally:
             deliveries.unpersist()
     finally:
@@ -223,12 +214,7 @@ def _meet(
         total["reached"] or 0,
         total["deliveries"],
         total["receivers"],
-        [
-            ReplayedNotification(
-                *(row[name] for name in ("at_ms", "type", "sender", "id", "reached", "would_reach"))
-            )
-            for row in listed
-        ],
+        listed,
     )
 
 
@@ -247,12 +233,6 @@ def _union(spark: SparkSession, parts: Sequence[DataFrame]) -> DataFrame:
     if not parts:
         return spark.createDataFrame([], "sender string, id string, receiver string")
     return functools.reduce(lambda first, second: first.unionAll(second), parts)
-
-
-def _row(spark: SparkSession, text: str) -> Any:
-    """The only row of a query."""
-    (row,) = spark.sql(text).collect()
-    return row
 
 
 def _in_parts(addressed: dict[str, ast.Condition]) -> Iterator[dict[str, ast.Condition]]:
@@ -369,6 +349,12 @@ def _typed(text: str, declared: types.AttributeType) -> str:
 
 
 # From messages to rows: in Spark's Python workers
+
+
+def _decoded(raw: DataFrame, decode: Callable[..., Iterator[pa.RecordBatch]], schema: pa.Schema) -> DataFrame:
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return raw.mapInArrow(decode, from_arrow_schema(schema))
 
 
 def _changes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

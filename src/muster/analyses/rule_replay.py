@@ -5,7 +5,7 @@ Both evaluate predicates as SQL (`muster.predicates.backends.sql`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -71,31 +71,22 @@ def replay(
     )
     deliveries = deliveries.cache()
     try:
-        counts = deliveries.groupBy("event_id").agg(_count())
+        counts = deliveries.groupBy("event_id").count()
         machines = deliveries.select("machine").distinct().count()
         total = deliveries.count()
         listed = (
             events.join(counts, "event_id", "left")
             .selectExpr(
-                "date_format(changed_at, \"yyyy-MM-dd'T'HH:mm:ss'Z'\") AS time",
-                "rule",
-                "about",
-                "state",
-                "coalesce(n, 0) AS receivers",
-                "changed_at",
-                "event_id",
+                "date_format(changed_at, \"yyyy-MM-dd'T'HH:mm:ss'Z'\") AS at",
+                *("rule", "about", "state", "coalesce(`count`, 0) AS receivers", "changed_at", "event_id"),
             )
             .orderBy("changed_at", "rule", "about", "event_id", ascending=False)
             .limit(EVENTS_LISTED)
-            .collect()
         )
-        number = len(listed) if len(listed) < EVENTS_LISTED else events.count()
+        reached = spark_.collect(listed, ReplayedEvent)[::-1]
+        number = len(reached) if len(reached) < EVENTS_LISTED else events.count()
     finally:
         deliveries.unpersist()
-    reached = [
-        ReplayedEvent(row["time"], row["rule"], row["about"], row["state"], row["receivers"])
-        for row in reversed(listed)
-    ]
     return RuleReplay(number, total, machines, reached)
 
 
@@ -212,7 +203,8 @@ def demand_frame(
             "IF(endswith(name, '_s'), value * period_s, value) AS value",
         )
         .groupBy("name", "zone")
-        .agg(_sum())
+        .agg({"value": "sum"})
+        .withColumnRenamed("sum(value)", "n")
     )
 
 
@@ -258,15 +250,3 @@ def _condition(
         return f"receiver.{quote(name)}" if is_receiver else quote(f"event {name}")
 
     return sql.write(condition, model, column=column)
-
-
-def _count() -> Any:
-    from pyspark.sql import functions
-
-    return functions.count("*").alias("n")
-
-
-def _sum() -> Any:
-    from pyspark.sql import functions
-
-    return functions.sum("value").alias("n")

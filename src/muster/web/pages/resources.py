@@ -83,7 +83,8 @@ def entry_text(spec: protocol.ResourceSpec) -> str:
         raise errors.Refused(
             f"{spec.name} is an instance of {spec.entry}", hint=f"apply the entry {spec.entry} instead"
         )
-    return yaml.safe_dump({"resources": [entry(spec)]}, **YAML)
+    text: str = yaml.safe_dump({"resources": [entry(spec)]}, **YAML)
+    return text
 
 
 def entry(spec: protocol.ResourceSpec) -> dict[str, Any]:

@@ -186,6 +186,7 @@ class StreamBudget:
     on_full: FullPolicy
     max_age_s: float = 0.0
     replicas: int = 1
+    behind: tuple[str, ...] = ()  # brokers whose replica is not current, or that do not reply
 
     @property
     def used_ratio(self) -> float:

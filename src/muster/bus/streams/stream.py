@@ -110,6 +110,11 @@ class StreamFactory:
                 on_full=_on_full(info["config"]),
                 max_age_s=info["config"]["max_age"] / 1e9,
                 replicas=info["config"]["num_replicas"],
+                behind=tuple(
+                    replica["name"]
+                    for replica in (info.get("cluster") or {}).get("replicas") or ()
+                    if replica.get("offline") or not replica.get("current")
+                ),
             )
             for page in await self._pages("STREAM.LIST")
             for info in page

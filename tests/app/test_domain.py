@@ -233,7 +233,8 @@ async def test_a_revocation_reaches_brokers_that_are_in_no_cluster(made, monkeyp
             await client.connect([edge.url or ""], creds=early)
         await asyncio.to_thread(running.trust.revoke, "bob")
         assert running.brokers is not None
-        for server in running.brokers.urls:
+        servers = [member.url for member in running.brokers.running.brokers.values()]
+        for server in servers:
 
             async def refused(server: str = server) -> bool:
                 try:
@@ -243,7 +244,9 @@ async def test_a_revocation_reaches_brokers_that_are_in_no_cluster(made, monkeyp
                     return True
 
             await eventually(refused)
-        assert len(running.brokers.urls) == 3
+        assert len(servers) == 3
+        assert "no link to the other brokers" in (edge.problem or "")
+        assert set(servers) - set(running.brokers.urls) == {edge.url}, "no client is sent to an island"
 
 
 @pytest.mark.virtual_time

@@ -72,11 +72,27 @@ class BrokerSet:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """All brokers. A client that stores nothing may use any of them."""
+        """All brokers but islands. A client that stores nothing may use any of them."""
         members = {} if self._network is None else self._network.brokers
+        islands = self.islands()
         return tuple(
-            member.url for name, member in members.items() if not name.endswith(broker_configs.COMPANION)
+            member.url
+            for name, member in members.items()
+            if not name.endswith(broker_configs.COMPANION) and name not in islands
         )
+
+    def islands(self) -> set[str]:
+        """The brokers without a link to those of the settings: what is published there reaches nobody else.
+        A link to a broker elsewhere counts."""
+        members = {} if self._network is None else self._network.brokers
+        linked, before = set(self._own), -1
+        while len(linked) != before:
+            before = len(linked)
+            for name, member in members.items():
+                for remote in member.config.remotes:
+                    if remote.far is None or linked & {name, remote.far}:
+                        linked |= {name, remote.far or name}
+        return set(members) - linked
 
     @property
     def root_urls(self) -> tuple[str, ...]:
@@ -200,7 +216,15 @@ class BrokerSet:
         }
 
     async def describe(self) -> list[broker_control.BrokerDescription]:
-        return [await _describe(member) for member in list(self.running.brokers.values())]
+        return [await self._describe(member) for member in list(self.running.brokers.values())]
+
+    async def _describe(self, member: broker.Broker) -> broker_control.BrokerDescription:
+        described = await _describe(member)
+        if member.name not in self.islands() or described.problem:
+            return described
+        return msgspec.structs.replace(
+            described, problem="it has no link to the other brokers: its clients reach only each other"
+        )
 
     async def topics(self) -> list[str]:
         """The topics and patterns that have subscribers now, at most `TOPICS_MAX`."""
@@ -232,7 +256,7 @@ class BrokerSet:
         self._watch(name)
         if below is not None:
             await self.link(name, below)
-        return await _describe(self.running[name])
+        return await self._describe(self.running[name])
 
     async def stop_one(self, name: str) -> broker_control.BrokerDescription:
         """Stop a broker that `start_one` started. Those of the settings cannot be stopped."""

@@ -44,6 +44,7 @@ class LocatorComponent:
             host=settings.bus.host,
             port=settings.bus.locator_port,
             tls=tls,
+            later=self._servers,
         )
         await made.start()
         self._locator = made

@@ -27,7 +27,7 @@ import ssl
 import time
 import urllib.parse
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,8 +79,11 @@ class Locator(lifecycle.ServiceContext):
         port: int = 0,
         tls: ssl.SSLContext | None = None,
         refresh_s: float = REFRESH_S,
+        later: Callable[[], Iterable[str]] = tuple,
     ) -> None:
+        """``later``: more seeds, asked for at each survey: brokers come and go."""
         self._seeds = [address_of(url) for url in seeds]
+        self._later = later
         if not self._seeds:
             raise errors.InvalidInput("a locator needs the address of at least one broker to begin with")
         self._access = access
@@ -171,7 +174,8 @@ class Locator(lifecycle.ServiceContext):
         return self._survey
 
     async def _renew_survey(self) -> None:
-        greetings = await greet_all([*self._seeds, *self._seen_at_s])
+        later = map(address_of, self._later())
+        greetings = await greet_all([*self._seeds, *later, *self._seen_at_s])
         now_s = time.monotonic()
         self._seen_at_s |= {greeting.address: now_s for greeting in greetings}
         self._seen_at_s = {

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import hashlib
 import ipaddress
 import pathlib
 import time
@@ -101,6 +102,15 @@ def status(
     # A certificate that is not valid yet was made while the clock was ahead.
     due = now < begins or now >= begins + (ends - begins) * renew_at
     return CertificateStatus(name, ends, days_left, reached[0] if reached else None, due)
+
+
+def pin(text: bytes) -> str:
+    """The fingerprint of the public key of a certificate, the first of ``text``, as brokers compare it."""
+    certificate = x509.load_pem_x509_certificates(text)[0]
+    public = certificate.public_key().public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    return hashlib.sha256(public).hexdigest()
 
 
 async def keep_current(served: tls.RenewableTls, *, look_s: float = tls.LOOK_S) -> None:

@@ -63,6 +63,7 @@ REVOCATIONS_MAX = 10_000  # of credentials that have not expired: the account of
 CLOCK_STEP_S = 86_400  # a revocation is kept for so long after the expiry of its key: clocks may be set back
 
 _SIGNING = "keys/signing.seed"
+REVOKED = "revoked.json"
 SECRETS = "secrets.key"
 MACHINE = "machine"
 _PUBLISHED = "published"
@@ -314,6 +315,23 @@ class Keyring:
             self.domain, identity, narrow, record.public_key, record.issued_at, record.expires_at
         )
         return credentials.Credentials(document, own.seed)
+
+    def sign_login(self, record: credential_records.CredentialRecord, role: roles.Role, public: str) -> str:
+        """The document of a login at another machine, for a key that was made there."""
+        narrow = roles.of_login(roles.Role.named(record.role), role)
+        user = self._claims(record.domain, record.identity).nats
+        assert isinstance(user, jwt.UserClaims)
+        is_own = narrow == record.role
+        return self.sign_user(
+            record.domain,
+            record.identity,
+            narrow,
+            public,
+            max(self._clock(), record.issued_at),
+            record.expires_at,
+            (credential_records.topics_in(user) or None) if is_own else None,
+            credential_records.queues_in(user) if is_own else None,
+        )
 
     def revoke(
         self, identity: str, *, domain: str | None = None, keep_free: int = 0
@@ -665,11 +683,11 @@ class Keyring:
             revoked[claims.sub] = credential_records.CredentialRevocation(
                 identity, max(now, claims.iat), claims.exp or 0
             )
-        private_files.replace_file(self.account_folder(domain) / "revoked.json", msgspec.json.encode(revoked))
+        private_files.replace_file(self.account_folder(domain) / REVOKED, msgspec.json.encode(revoked))
         self.refresh_account(domain)
 
     def revocations(self, domain: str) -> dict[str, credential_records.CredentialRevocation]:
-        path = self.account_folder(domain) / ("account.jwt" if self.of_machine else "revoked.json")
+        path = self.account_folder(domain) / ("account.jwt" if self.of_machine else REVOKED)
         if not path.exists():
             return {}
         state = path.stat()

@@ -26,6 +26,7 @@ from muster.trust import (
 )
 from muster.trust.permissions import roles
 
+LOGINS = ".logins"  # the folder of the documents with which a machine acts for its clients
 DOCUMENTS_BYTES = 512 << 10  # of users' documents in one reply
 
 
@@ -120,12 +121,15 @@ class MachineKeys:
         with private_files.locked(trust.folder):
             for domain in self._accounts:
                 folder = self._folder(domain, machine)
-                parts = {
-                    path.stem: keyring.read_document(path, jwt.UserClaims)[1] for path in folder.glob("*.jwt")
-                }
-                if parts:
-                    trust.add_revocations(domain, parts.items())
+                logins = folder.with_name(folder.name + LOGINS)
+                parts, of_logins = (
+                    {path.stem: keyring.read_document(path, jwt.UserClaims)[1] for path in of.glob("*.jwt")}
+                    for of in (folder, logins)
+                )
+                if parts or of_logins:
+                    trust.add_revocations(domain, (*parts.items(), *of_logins.items()))
                 shutil.rmtree(folder, ignore_errors=True)
+                shutil.rmtree(logins, ignore_errors=True)
                 for identity, claims in parts.items():
                     self._show_other_key(domain, identity, claims.sub)
 
@@ -138,6 +142,49 @@ class MachineKeys:
             if not self._trust.is_revoked(domain, claims):
                 self._trust.publish(path, text)
                 return
+
+    def machines(self) -> list[str]:
+        """Those that have keys."""
+        folders = (self._trust.account_folder(domain) / "machines" for domain in self._accounts)
+        found = {path.name.removesuffix(LOGINS) for folder in folders for path in folder.glob("*")}
+        return sorted(found)
+
+    def issue_login(self, machine: str, identity: str, role: roles.Role, public: str) -> str:
+        """A document for a login at a gateway, as `keyring.Keyring.narrowed`: revoked with the identity, or
+        with the machine. A gateway has one key for each identity."""
+        trust = self._trust
+        nkeys.require_kind(public, nkeys.KeyKind.USER)
+        record = trust.provide_login(identity, role)
+        if record.status != "valid":
+            raise errors.Unauthorized(f"the credentials of {identity!r} are {record.status}")
+        with private_files.locked(trust.folder):
+            if public in trust.revocations(trust.domain):
+                raise errors.Refused(f"{identity!r} needs a new key: this one was revoked")
+            owner = trust.account_folder(trust.domain) / "keys" / public
+            if owner.exists() and owner.read_text() != identity:
+                raise errors.Refused(f"{identity!r} needs its own key")
+            document = trust.sign_login(record, role, public)
+            path = self._folder(trust.domain, machine).with_name(machine + LOGINS)
+            private_files.replace_file(path / f"{identity}.jwt", document.encode())
+            private_files.replace_file(owner, identity.encode())
+        return document
+
+    def take_later(self, copy: keyring.Keyring) -> None:
+        """Take what a machine that joined knows and these keys, of a backup, do not: identities, and
+        revocations. Its own parts are not of these."""
+        trust = self._trust
+        with private_files.locked(trust.folder):
+            for domain in self._accounts:
+                known = trust.revocations(domain)
+                later = {key: entry for key, entry in copy.revocations(domain).items() if key not in known}
+                if later:
+                    path = trust.account_folder(domain) / keyring.REVOKED
+                    private_files.replace_file(path, msgspec.json.encode(known | later))
+                for path in (copy.account_folder(domain) / "users").glob("*.jwt"):
+                    own = trust.user_path(domain, path.stem)
+                    if not own.exists() and not path.with_suffix(".creds").exists():
+                        trust.publish(own, path.read_text())
+                trust.refresh_account(domain)
 
     def documents(self, after: int = -1) -> PublicDocuments:
         """What other machines need: no secrets. ``after``: only what is later (`keyring.Keyring.publish`)."""

@@ -79,6 +79,7 @@ def _of_machine(
         port=settings.bus.route_port,
         routes=tuple(other.route for other in machines.brokers if other is not here),
         founders=tuple(other.broker for other in machines.storing),
+        pins=machines.pins,
     )
     yield dataclasses.replace(made, cluster=cluster)
     if machines.storing == (here,):
@@ -89,7 +90,7 @@ def _of_machine(
             advertise=None,
             websocket=None,
             leaf=None,
-            cluster=config.BrokerCluster(name=settings.domain.name, advertises=False),
+            cluster=config.BrokerCluster(name=settings.domain.name, advertises=False, pins=machines.pins),
         )
 
 

@@ -81,7 +81,8 @@ class BrokerCluster:
     """A full mesh. Every member lists the others; ``secret`` authenticates members where there is no TLS.
 
     ``founders``: the brokers that share the storage when this one starts with an empty store, itself
-    included. Without them NATS waits for a second broker before it stores anything.
+    included. Without them NATS waits for a second broker before it stores anything. ``pins``: the
+    fingerprints of the keys of all members; others are refused, also with a certificate of the authority.
     """
 
     name: str
@@ -90,6 +91,7 @@ class BrokerCluster:
     secret: str | None = None
     founders: tuple[str, ...] = ()
     advertises: bool = True  # its address to the clients of the others
+    pins: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,7 +346,7 @@ def _document(config: BrokerConfig) -> dict[str, Any]:
             "no_advertise": not config.cluster.advertises,
             **_pings(min(config.ping_interval_s, ROUTE_PING_S)),
             **_secret(config.cluster.secret),
-            **peer_tls,
+            **_pinned(peer_tls, config.cluster.pins),
         }
     if config.gateway is not None:
         document["gateway"] = {
@@ -416,6 +418,10 @@ def _tls(tls: BrokerTls | None, *, verify: bool) -> dict[str, Any]:
         return {}
     files = {"cert_file": tls.cert_file, "key_file": tls.key_file, "ca_file": tls.ca_file}
     return {"tls": {**files, "timeout": HANDSHAKE_S, **({"verify": True} if verify else {})}}
+
+
+def _pinned(tls: dict[str, Any], pins: tuple[str, ...]) -> dict[str, Any]:
+    return {"tls": tls["tls"] | {"pinned_certs": list(pins)}} if tls and pins else tls
 
 
 def _secret(secret: str | None) -> dict[str, Any]:

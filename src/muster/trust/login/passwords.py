@@ -22,7 +22,7 @@ import secrets
 import stringprep
 import time
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -278,6 +278,24 @@ class PasswordStore:
     def remove(self, name: str) -> None:
         self.get(name)
         self._path(name).unlink(missing_ok=True)
+
+    def records(self) -> dict[str, str]:
+        """All records, for a gateway on another machine."""
+        return {name: self._path(name).read_text() for name in self.names()}
+
+    def digest(self) -> str:
+        """Differs after any change of the records."""
+        made = hashlib.sha256()
+        for name, text in self.records().items():
+            made.update(f"{name} {len(text)} {text}\n".encode())
+        return made.hexdigest()
+
+    def adopt(self, records: Mapping[str, str]) -> None:
+        """Have these records and no others, on a machine that joined."""
+        for name in set(self.names()) - set(records):
+            self._path(name).unlink(missing_ok=True)
+        for name, text in records.items():
+            private_files.replace_file(self._path(name), text.encode())
 
     def names(self) -> list[str]:
         return sorted(path.stem for path in self._folder.glob("*.json"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import io
 import os
 import shutil
 import tarfile
@@ -278,7 +280,7 @@ async def test_positions_and_epochs_are_never_ahead_of_their_streams(
     place: home.Home, tmp_path: Path, monkeypatch
 ):
     """Components read on, and leases change, while the streams are copied."""
-    file, copy = tmp_path / "lab.tar.gz", backup._snapshot_stream
+    file, copy = tmp_path / "lab.tar.gz", backup.snapshot_stream
     async with domain.Domain(loaded(place)) as running:
         position = positions.StoredPosition(running.folder.root, "syslog")
         await position.store(5)
@@ -290,7 +292,7 @@ async def test_positions_and_epochs_are_never_ahead_of_their_streams(
         async with await running.connect("admin", roles.Role.OPERATOR) as bus:
             await bus.stream(api.StreamSettings("zones", ("topic.zones",), max_bytes=1 << 20))
             await bus.key_value(api.KeyValueSettings(leases.BUCKET, max_bytes=1 << 20))
-        monkeypatch.setattr(backup, "_snapshot_stream", read_on)
+        monkeypatch.setattr(backup, "snapshot_stream", read_on)
         made = await backup.backup(loaded(place), place, file)
         assert await position.load() == 6
     assert [stream.name for stream in made.streams] == ["zones", f"KV_{leases.BUCKET}"]
@@ -388,3 +390,44 @@ def test_a_member_that_is_no_plain_file_is_refused(tmp_path: Path):
         archive.add(tmp_path / "out", "keys")
     with pytest.raises(errors.InvalidInput, match="'keys' is not allowed in a backup"):
         asyncio.run(backup.restore(tmp_path / "evil.tar.gz", home.Home(tmp_path / "home")))
+
+
+async def test_a_backup_is_verified_by_a_complete_restore(place: home.Home, tmp_path: Path):
+    file = tmp_path / "lab.tar.gz"
+    async with domain.Domain(loaded(place)) as running:
+        await fill(running)
+        await backup.backup(loaded(place), place, file)
+        manifest = await backup.verify(file)  # the domain runs meanwhile
+    assert {stream.name for stream in manifest.streams} >= {"orders", "registry"}
+    assert sorted(os.listdir(tmp_path)) == ["home", "lab.tar.gz"]
+    unusable = tmp_path / "unusable.tar.gz"
+    with tarfile.open(file) as whole, tarfile.open(unusable, "w:gz") as copy:
+        for member in whole:
+            content = whole.extractfile(member)
+            assert content is not None
+            data = content.read()
+            if member.name == backup.MANIFEST:
+                document = msgspec.json.decode(data)
+                document["files"]["streams/orders"] = hashlib.sha256(b"x" * 5000).hexdigest()
+                data = msgspec.json.encode(document)
+            if member.name == "streams/orders":
+                data = b"x" * 5000  # all digests agree, but no broker reads it
+            member.size = len(data)
+            copy.addfile(member, io.BytesIO(data))
+    with pytest.raises(errors.MusterError):
+        await backup.verify(unusable)
+
+
+def test_the_newest_backups_of_a_domain_are_kept(place: home.Home, tmp_path: Path):
+    names = [f"lab-2026111{day}-023000.tar.gz" for day in range(5)]
+    others = ["lab-by-hand.tar.gz", "lab-eu-20261110-023000.tar.gz", "notes.txt"]
+    for name in (*names, *others):
+        (tmp_path / name).touch()
+    removed = backup.remove_older(tmp_path, "lab", 2)
+    assert [path.name for path in removed] == names[:3]
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {*names[3:], *others}
+    job = msgspec.json.decode(backup.job(loaded(place), place, tmp_path, "30 2 * * *", 7))["resources"][0]
+    assert job["schedule"]["cron"] == "30 2 * * *"
+    assert job["config"]["command"][1:] == [
+        *("--home", str(place.root), "backup", str(tmp_path), "--verify", "--keep", "7")
+    ]

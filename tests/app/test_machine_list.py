@@ -13,6 +13,7 @@ from muster.app.machines import admission, join_client, membership
 from muster.app.machines import roles as machine_roles
 from muster.core import errors
 from muster.core.settings import bus, domain
+from muster.trust import certificates as certificates_
 from muster.trust import machine_keys, nkeys, sealed_box
 from muster.trust.permissions import roles
 
@@ -262,3 +263,62 @@ def test_a_request_with_another_name_has_the_key_to_which_the_token_is_bound(tmp
     second = join_client._keys(tmp_path, list(membership.parts("b2", ("agent",), "b2")))
     assert second["bootstrap"].seed == first["bootstrap"].seed
     assert set(second) == {"bootstrap", "admin", "b2", "sensor-b2"}
+
+
+def test_a_gateway_checks_logins_and_its_documents_end_with_them(tmp_path: Path):
+    first, box = Signing(tmp_path / "a"), sealed_box.SealedBoxKey.create()
+    chosen, key = ("gateway",), nkeys.KeyPair.create(nkeys.KeyKind.USER).public
+    joined = first.admission.join(chosen, request("b", new_keys("b", chosen), box))
+    trust = machine_keys.adopt(tmp_path / "b", "fleet", joined.documents)
+    assert first.admission.page("b", -1, "", trust.passwords().digest()).logins is None
+    first.trust.passwords().set("alice", roles.Role.USER, "correct horse")
+    first.trust.passwords().set("bob", roles.Role.USER, "battery staple")
+    page = first.admission.page("b", joined.documents.after, "", trust.passwords().digest())
+    assert page.logins is not None
+    machine_keys.adopt(tmp_path / "b", "fleet", page.documents)
+    trust.passwords().adopt(page.logins)
+    assert trust.passwords().check("alice", "correct horse").role is roles.Role.USER
+    assert first.admission.page("b", -1, "", trust.passwords().digest()).logins is None
+    first.trust.passwords().remove("bob")
+    page = first.admission.page("b", -1, "", trust.passwords().digest())
+    trust.passwords().adopt(page.logins or {})
+    assert trust.passwords().names() == ["alice"]
+
+    document = first.admission.login("b", "alice", "viewer", key)
+    assert first.trust.check(document).name == "alice"
+    machine_keys.adopt(tmp_path / "b", "fleet", machine_keys.MachineKeys(first.trust).documents())
+    assert trust.check(document).sub == key
+    with pytest.raises(errors.Refused, match="needs its own key"):
+        first.admission.login("b", "admin", "viewer", key)
+    first.trust.revoke("alice")
+    with pytest.raises(errors.Unauthorized, match="revoked"):
+        first.trust.check(document)
+    with pytest.raises(errors.Unauthorized, match="are revoked"):
+        first.admission.login("b", "alice", "viewer", nkeys.KeyPair.create(nkeys.KeyKind.USER).public)
+    other = nkeys.KeyPair.create(nkeys.KeyKind.USER).public
+    document = first.admission.login("b", "admin", "viewer", other)
+    first.admission.remove("b")
+    with pytest.raises(errors.Unauthorized, match="revoked"):
+        first.trust.check(document)
+    first.admission.join(("agent",), request("c", new_keys("c", ("agent",)), box))
+    with pytest.raises(errors.Forbidden, match="'c' has no gateway"):
+        first.admission.login("c", "admin", "viewer", nkeys.KeyPair.create(nkeys.KeyKind.USER).public)
+
+
+def test_brokers_admit_the_certificates_of_machines_only(tmp_path: Path):
+    first, box = Signing(tmp_path), sealed_box.SealedBoxKey.create()
+    folder = first.settings.domain.folder
+    assert first.admission.machines().pins == ()
+    membership.update(folder, lambda known: known.with_pin("local", "aa"))
+    made = request("b", new_keys("b"), box)
+    first.admission.join(machine_roles.ALL, made)
+    assert first.admission.machines().pins == (), "without a certificate of each, none is pinned"
+    first.admission.page("b", -1, certificates_.CertificateKey().public, "")
+    pins = first.admission.machines().pins
+    assert len(pins) == 2
+    first.admission.page("b", -1, certificates_.CertificateKey().public, "")
+    assert len(first.admission.machines().pins) == 3, "the former one is admitted until the next"
+    first.admission.page("b", -1, certificates_.CertificateKey().public, "")
+    assert len(first.admission.machines().pins) == 3
+    first.admission.remove("b")
+    assert first.admission.machines().pins == ("aa",)

@@ -20,7 +20,7 @@ async def identities(agent_name: str) -> set[str]:
     settings = loader.load(
         app_settings.Settings, flags={"manage.agent_name": agent_name, "inform.processes": False}
     )
-    names = set(management._names(settings.manage))
+    names = set(management._names(settings.manage, settings.manage.managers))
 
     async def connect(identity: str, _: Any) -> None:
         names.add(identity)

@@ -274,7 +274,7 @@ async def test_a_process_that_runs_but_does_not_work_is_restarted(running):
 def test_machines_that_run_one_domain_have_processes_of_different_names():
     def names(agent: str) -> set[str]:
         made = loader.load(app_settings.Settings, flags={"manage.agent_name": agent})
-        return set(management._names(made.manage))
+        return set(management._names(made.manage, made.manage.managers))
 
     assert names("local") == {"registry-1", "registry-2", "manager-1", "manager-2", "agent-local"}
     assert names("b") & (names("c") | names("local")) == set()

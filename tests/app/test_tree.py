@@ -1,100 +1,83 @@
-"""A bootstrap tree of real processes: a killed child is restarted, and continues without its parent."""
+"""A domain below another one: a resource of it, which is restarted, and continues without its parent."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
-import sys
+import socket
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from muster.app import home
-from muster.app.supervisor import domain_tree
-from muster.manage import settings
 from muster.testing.eventually import eventually
 from tests.cli import driver
 
-
-def pid_in(root: Path) -> Any:
-    for lock in root.glob("**/run/lock"):
-        folder = home.DomainFolder(lock.parents[1])
-        if folder.running() is not None:
-            return folder.holder()
-    return None
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-def has_ended(pid: int) -> bool:
-    """Also if it was not waited for: its parent was killed, and this process is its parent now."""
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
+def pid_in(root: Path) -> int | None:
+    folders = (home.DomainFolder(lock.parents[1]) for lock in root.glob("*/run/lock"))
+    return next((folder.holder() for folder in folders if folder.running() is not None), None)
 
 
-@pytest.mark.slow
-async def test_a_child_is_kept_alive_and_outlives_its_parent(tmp_path, start_process):
+def manifest(below: Path) -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = driver.command_line("up", "--log-file", "--home", below, "--set", f"health.port={port}")
+    check = {"kind": "http", "url": f"http://127.0.0.1:{port}/livez", "every_s": 1, "timeout_s": 1}
+    entry = {
+        "name": "below",
+        "type": "process",
+        "agent": "local",
+        "config": {
+            "command": words,
+            "environment": driver.environment(below),
+            "health": check | {"start_s": 60},
+            "stop_s": 30,
+        },
+    }
+    return json.dumps({"resources": [entry]})
+
+
+@pytest.mark.may_block(reason="it types commands")
+async def test_a_domain_below_is_kept_alive_and_outlives_its_parent(tmp_path: Path, start_process: Any):
     top, below = tmp_path / "top", tmp_path / "below"
     for place in (top, below):
         assert driver.quick("init", "--port", "0", "--home", place, home=place).code == 0
-    children = f"manage.children={below}"
-    up = driver.command_line("up", "--home", top, "--set", children)
+    (tmp_path / "tree.yaml").write_text(manifest(below))
+    up = driver.command_line("up", "--home", top)
 
     async def begin() -> Any:
-        return await start_process(*up, env=driver.environment(top))
+        started = await start_process(*up, env=driver.environment(top))
+        await started.line("is up", timeout_s=60)
+        return started
+
+    async def other_than(*pids: int) -> int:
+        def pid() -> int:
+            return 0 if (found := pid_in(below)) in (None, *pids) else found or 0
+
+        return await eventually(pid, timeout_s=90)
 
     parent = await begin()
-    first = await eventually(lambda: pid_in(below), timeout_s=40)
+    applied = await asyncio.to_thread(
+        driver.run, "apply", "-f", tmp_path / "tree.yaml", "--wait", "90s", home=top
+    )
+    assert applied.code == 0, applied.err
+    first = await other_than()
     os.kill(first, signal.SIGKILL)
-    second = await eventually(lambda: (pid_in(below) or first) != first and pid_in(below), timeout_s=40)
+    second = await other_than(first)
+    os.kill(second, signal.SIGSTOP)  # it runs, and does not reply
+    third = await other_than(first, second)
     os.kill(parent.pid, signal.SIGKILL)
     await eventually(lambda: pid_in(top) is None)
-    assert pid_in(below) == second, "the child carries on"
-    parent = await begin()
-    await parent.line("is up", timeout_s=60)
-    assert pid_in(below) == second, "and is found again"
-    os.kill(parent.pid, signal.SIGTERM)
-    await eventually(lambda: has_ended(second), timeout_s=40)
-
-
-@pytest.mark.parametrize("by_hand", [True, False])
-async def test_a_child_that_was_started_by_hand_is_not_ended_for_its_silence(
-    by_hand, tmp_path, start_process, monkeypatch
-):
-    words = [] if by_hand else ["--set", f"{domain_tree.PARENT}127.0.0.1:1"]
-    code = "import time; print('ready'); time.sleep(600)"
-    child = await start_process(sys.executable, "-c", code, *words)
-    await child.line("ready")
-    monkeypatch.setattr(domain_tree, "_pid_of", lambda _: child.pid)
-    monkeypatch.setattr(domain_tree, "SILENT_S", 0.0)
-    home_ = str(tmp_path)
-    parent = domain_tree.ParentNode(settings.ManageSettings(children=(home_,)))
-    await parent._supervise(home_)
-    try:
-        assert await parent._is_heard(home_) is by_hand
-        if by_hand:
-            parent._last_beat_s[home_] = 0.0
-            assert not await parent._is_heard(home_), "one that beats is expected to go on beating"
-            del parent._last_beat_s[home_]
-    finally:
-        await parent.stop()
-    if by_hand:
-        os.kill(child.pid, 0)  # it runs
-    else:
-        await eventually(lambda: child.exit_code is not None)
-
-
-@pytest.mark.virtual_time
-async def test_a_machine_that_was_paused_does_not_end_its_children(tmp_path):
-    home_, loop = str(tmp_path), asyncio.get_running_loop()
-    parent = domain_tree.ParentNode(settings.ManageSettings(children=(home_,)))
-    parent._last_beat_s[home_] = loop.time()
-    assert await parent._is_heard(home_)
-    await asyncio.sleep(2 * domain_tree.SILENT_S)  # neither a probe nor a heartbeat
-    for _ in range(int(domain_tree.SILENT_S) + 1):
-        assert await parent._is_heard(home_)
-        await asyncio.sleep(domain_tree.BEAT_S)
-    assert not await parent._is_heard(home_), "it has been silent since the pause"
+    assert pid_in(below) == third, "it carries on"
+    await begin()
+    assert pid_in(below) == third, "and is found again"
+    deleted = await asyncio.to_thread(driver.run, "delete", "below", "--wait", "60s", home=top)
+    assert deleted.code == 0, deleted.err
+    assert pid_in(below) is None

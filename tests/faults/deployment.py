@@ -107,7 +107,7 @@ class Deployment(outages.Drill, abc.ABC):
 
     def _domain_unit(self, name: str, folder: Path, words: list[str], overrides: list[str]) -> units.Unit:
         command = [*words, *driver.command_line("--home", folder, "up", "--log-file")]
-        for override in (*SETTINGS, *overrides):
+        for override in overrides:
             command += ["--set", override]
         unit = units.Unit(
             name, command, driver.environment(folder), self.folder / f"{name}.log", watched=True
@@ -126,7 +126,7 @@ class LocalDomain(Deployment):
         port = _free_ports(CLIENTS)
         await self.command("init", "--brokers", "3", "--port", str(port))
         await asyncio.to_thread(self._issue)
-        await self._domain_unit("domain", self.home, [], []).start()
+        await self._domain_unit("domain", self.home, [], [*SETTINGS]).start()
         self.servers = [broker["url"] for broker in (await self.status())["brokers"]]
         await self._connect_operator()
 
@@ -155,6 +155,7 @@ class Machines(Deployment):
     targets = ("broker", "domain", "machine", "host-a", "host-b", "host-c", "host-d")
     names = ("a", "b", "c")
     behind_nat = "d"  # it has an agent and an information node, and no broker
+    all_names = (*names, behind_nat)
 
     async def start(self) -> None:
         network.add_hub()
@@ -189,11 +190,9 @@ class Machines(Deployment):
         return all(budget.replicas == 3 for budget in await self.operator.budgets())
 
     async def _start_domain(self, name: str) -> None:
-        overrides = [
-            "inform.replicas=2",  # so that the third machine has temporary ones
-            "manage.registries=1",
-            "manage.managers=1",
-        ]
+        overrides = ["inform.replicas=2"]  # so that the third machine has temporary ones
+        if name != self.behind_nat:
+            overrides += [*SETTINGS, "manage.registries=1", "manage.managers=1"]
         await self._domain_unit(f"domain-{name}", self.folder / name, network.inside(name), overrides).start()
 
     def machine_of(self, broker: str) -> str:

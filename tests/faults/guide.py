@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from muster.testing.eventually import eventually
@@ -47,7 +48,7 @@ class TypedGuide:
         for pid in listed.stdout.split():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
-        (self.folder / host).rename(self.folder / f"lost-{host}")
+        (self.folder / host).rename(self.folder / f"lost-{host}-{time.time_ns()}")
 
     def storing(self) -> list[str]:
         rows = json.loads(self.type("a", "muster machine list -o json"))
@@ -65,17 +66,24 @@ async def follow(folder: Path) -> None:
     guide = TypedGuide(folder)
     text = GUIDE.read_text()
     before, lost = text.split("## A lost machine")
+    lost, most = lost.split("## Most machines lost")
     for host, line in COMMAND.findall(before):
         await asyncio.to_thread(guide.type, host, line)
     await eventually(lambda: guide.storing() == ["b", "c", "local"], timeout_s=60)
     await eventually(lambda: guide.agents("b") == {"local", "b", "c"}, timeout_s=60)
+    guide.type("b", 'muster message send queue:orders "four chairs"')
     guide.lose("c")
     for host, line in COMMAND.findall(lost):
         await asyncio.to_thread(guide.type, host, line)
     await eventually(lambda: guide.storing() == ["b", "c", "local"], timeout_s=60)
     await eventually(lambda: guide.agents("b") == {"local", "b", "c"}, timeout_s=60)
-    for name in HOSTS:
-        await asyncio.to_thread(guide.type, name, "muster down --force")
+    guide.lose("b")
+    guide.lose("c")
+    for host, line in COMMAND.findall(most):
+        await asyncio.to_thread(guide.type, host, line)
+    assert guide.storing() == ["local"]
+    assert "four chairs" in guide.type("a", "muster message receive queue:orders")
+    await asyncio.to_thread(guide.type, "a", "muster down --force")
 
 
 if __name__ == "__main__":

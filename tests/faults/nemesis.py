@@ -8,6 +8,7 @@ import contextlib
 import os
 import random
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -280,7 +281,39 @@ class Truncation(Damage):
 # Versions.
 
 
-class RollingUpgrade(Fault):
+class Upgrade(Fault):
+    """`muster machine upgrade`, of all machines. Programs are scripts, because a test installs nothing."""
+
+    async def upgrade(self, name: str, words: str) -> driver.Answer:
+        script = self.deployment.scratch / name
+        script.write_text(f"#!/bin/sh\n{words}\n")
+        script.chmod(0o755)
+        command = "machine", "upgrade", script, "--timeout", "240s"
+        return await asyncio.to_thread(driver.run, *command, home=self.deployment.home, timeout_s=1200)
+
+    def versions(self) -> list[str]:
+        return [self.deployment.version(name) for name in self.deployment.all_names]
+
+
+class FailedUpgrade(Upgrade):
+    words = "an upgrade to a program that does not start, and back"
+
+    async def begin(self) -> str:
+        before = self.versions()
+        run = 'test "$1" = version && echo \'{"muster": "9"}\''
+        answer = await self.upgrade("broken", f"{run} || exit 1")
+        self.untrue = [] if answer.code else ["the upgrade to a broken program succeeded"]
+        if "all machines run their former programs" not in answer.err:
+            self.untrue.append(f"the upgrade ended with {answer.err[-500:]}")
+        if self.versions() != before:
+            self.untrue.append(f"the versions are {', '.join(self.versions())}")
+        return "one machine after the other"
+
+    async def observe(self) -> list[str]:
+        return self.untrue
+
+
+class RollingUpgrade(Upgrade):
     """It comes last: the machines keep the next version."""
 
     words = "the machines upgraded to the next version one after the other"
@@ -288,14 +321,15 @@ class RollingUpgrade(Fault):
     async def begin(self) -> str:
         source = self.deployment.scratch / "next"
         await asyncio.to_thread(next_version.copy, source)
-        for name in self.deployment.names:
-            unit = self.deployment.units[f"domain-{name}"]
-            unit.environment |= {"PYTHONPATH": f"{source}:{driver.SOURCE.parent}"}
-            await unit.restart()
-        return ", ".join(self.deployment.names)
+        path = f"{source}:{driver.SOURCE.parent}"
+        python = f"PYTHONPATH={path} exec {sys.executable} -m muster"
+        answer = await self.upgrade("next-muster", f'{python} "$@"')
+        if answer.code:
+            raise RuntimeError(f"muster machine upgrade: {answer.out}{answer.err}")
+        return ", ".join(self.deployment.all_names)
 
     async def observe(self) -> list[str]:
-        versions = [self.deployment.version(name) for name in self.deployment.names]
+        versions = self.versions()
         expected = [next_version.NUMBER] * len(versions)
         return [] if versions == expected else [f"the versions are {', '.join(versions)}"]
 
@@ -339,5 +373,6 @@ FAULTS: dict[str, type[Fault]] = {
     "clock-ahead": ClockAhead,
     "clock-behind": ClockBehind,
     "mass-restart-of-three": MassRestart,
+    "failed-upgrade": FailedUpgrade,
     "rolling-upgrade": RollingUpgrade,
 }

@@ -258,7 +258,6 @@ async def test_a_failure_of_each_loop_of_a_domain_is_counted_shown_and_followed_
         "bus.locator": True,
         "syslog.url": "udp://127.0.0.1:9",
         "reactions.rules": str(reactions_file),
-        "manage.parent": "127.0.0.1:9",
         "domain.data_dir": str(tmp_path),
         "manage.enabled": False,
         "inform.processes": False,

@@ -7,20 +7,33 @@ of one identity, as on a machine that has nothing else of it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from muster import connection
 from muster.app import identities
+from muster.app.machines import membership
 from muster.bus import api
 from muster.bus.client import client
 from muster.bus.locator import client as locator_client
-from muster.core import errors
+from muster.core import errors, subjects
 from muster.core.telemetry import metrics
-from muster.trust import credentials, keyring
+from muster.manage import client as client_
+from muster.manage import protocol
+from muster.trust import credentials, keyring, nkeys, private_files
 from muster.trust.permissions import own_names, roles
+
+LOGIN = "login"  # the request of a gateway for a document
+LOGINS = "logins"  # the folder for them
+
+
+class LoginDocument(msgspec.Struct, frozen=True):
+    jwt: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +43,7 @@ class DomainAddress:
     servers: tuple[str, ...]
     ca: str = ""
     locator: str = ""
+    proxy: str = ""
     run: tuple[int, float] | None = None
 
 
@@ -88,8 +102,44 @@ class DomainAccess:
 
     async def connect_login(self, name: str, role: roles.Role) -> api.Bus:
         """A connection of a gateway for a client that logged in."""
-        creds = await asyncio.to_thread(identities.login_credentials, self.keys, name, role)
+        if self.keys.signs:
+            creds = await asyncio.to_thread(identities.login_credentials, self.keys, name, role)
+        else:
+            creds = await self._ask_for_login(name, role)
         return await self._connect(lambda: creds)
+
+    async def _ask_for_login(self, name: str, role: roles.Role) -> credentials.Credentials:
+        """On a machine that joined: the machine that signs gives a document to a key that was made here."""
+        folder = self.keys.folder / LOGINS
+        path = folder / f"{subjects.token(name)}.{role}.creds"
+        kept = await asyncio.to_thread(self._valid, path)
+        if kept is not None:
+            return kept
+        machines = await asyncio.to_thread(membership.load, self.keys.folder.parent)
+        assert machines is not None
+        async with await self.connect(identities.SELF, roles.Role.BOOTSTRAP) as bus:
+            subject = subjects.from_identity(protocol.PART, bus.identity, "domain", LOGIN)
+
+            async def ask(key: nkeys.KeyPair) -> credentials.Credentials:
+                arguments = {"machine": machines.own, "identity": name, "role": role}
+                answer = await client_.call(bus, subject, arguments | {"public_key": key.public})
+                return credentials.Credentials(msgspec.convert(answer, LoginDocument).jwt, key.seed)
+
+            seed = folder / f"{subjects.token(name)}.seed"
+            try:
+                made = await ask(await asyncio.to_thread(_key, seed))
+            except errors.Refused:  # it was revoked with a former identity of this name
+                made = await ask(await asyncio.to_thread(_key, seed, anew=True))
+        await asyncio.to_thread(private_files.replace_file, path, made.render().encode())
+        return made
+
+    def _valid(self, path: Path) -> credentials.Credentials | None:
+        """The credentials in a file, if brokers accept them."""
+        with contextlib.suppress(errors.MusterError):
+            kept = credentials.Credentials.load(path)
+            self.keys.check(kept.user_jwt)
+            return kept
+        return None
 
     async def credentials_file(self, identity: str, role: roles.Role) -> Path | None:
         """The file with the credentials of `connect`, for a program that connects by itself."""
@@ -117,4 +167,16 @@ class DomainAccess:
             connect_timeout_s=self._connect_timeout_s,
             measure=self._measure,
             in_order=bool(where.locator),
+            proxy=where.proxy or None,
         )
+
+
+def _key(path: Path, *, anew: bool = False) -> nkeys.KeyPair:
+    """A key that processes of this machine share. Blocks."""
+    private_files.make_folder(path.parent)
+    with private_files.locked(path.parent):
+        if path.exists() and not anew:
+            return nkeys.KeyPair.from_seed(private_files.read_text(path, "the key of a login"))
+        key = nkeys.KeyPair.create(nkeys.KeyKind.USER)
+        private_files.replace_file(path, key.seed.encode())
+        return key

@@ -67,6 +67,11 @@ def ca_file(settings: domain.BaseSettings) -> str:
     return str(bundle(settings)) if own or membership.is_joined(settings.domain.folder) else ""
 
 
+def pin(settings: domain.BaseSettings) -> str:
+    """The fingerprint of the brokers' certificate. Blocks."""
+    return certificates.pin(open_store(settings).pair(NAME).path.read_bytes())
+
+
 def client_tls(settings: domain.BaseSettings) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=str(bundle(settings)))
 

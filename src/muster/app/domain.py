@@ -24,7 +24,7 @@ from muster.app import settings as app_settings
 from muster.app.brokers import broker_set
 from muster.app.components import component as component_
 from muster.app.components import context, locator
-from muster.app.machines import follower, growth, membership
+from muster.app.machines import follower, growth, membership, program
 from muster.app.operations import audit, control, retention, storage_monitor
 from muster.app.supervisor import component_config, fork_server
 from muster.bus import api
@@ -60,13 +60,18 @@ class Domain:
         components: Iterable[component_.Component] = (),
         monitored: bool = True,
         restarted: bool = False,
+        programs: program.ProgramChoice | None = None,
     ) -> None:
-        """``monitored``: whether it checks its storage; not while a backup is restored into it.
-        ``restarted``: whether it is started again after a crash; its brokers run meanwhile."""
+        """``monitored``: whether it checks its storage and writes the activity log; not while a backup is
+        restored into it.
+        ``restarted``: whether it is started again after a crash; its brokers run meanwhile. ``programs``: of
+        a home; without it, the machine cannot change to another program."""
         self.settings = settings
         self.folder = home.DomainFolder(settings.domain.folder.absolute())
         self.state = DomainState.STOPPED
         self.machines = membership.at_start(settings, self.folder.root)
+        self._programs = programs
+        self._refusal = program.ProgramRecord() if programs is None else programs.load()
         self.metrics = metrics.Metrics(process=True)
         self.brokers = (
             None
@@ -93,9 +98,9 @@ class Domain:
         self._started_at_s = 0.0
 
     def _own_components(self, monitored: bool) -> list[component_.Component]:
-        own: list[component_.Component] = [self._budgets, audit.AuditComponent()]
+        own: list[component_.Component] = [self._budgets]
         if monitored:
-            own += [self._storage, self._integrity]
+            own += [audit.AuditComponent(), self._storage, self._integrity]
         if self._locator is not None:
             own.append(self._locator)
         verbs: dict[str, control.Verb] = {}
@@ -124,6 +129,11 @@ class Domain:
             await self.brokers.follow(machines)
         if self.state is DomainState.RUNNING:
             await self._announce()
+        chosen = machines.here.program
+        if self._programs is not None and chosen is not None:
+            if await asyncio.to_thread(self._programs.check, chosen):
+                self._fail(program.ProgramChanged(chosen))
+            self._refusal = await asyncio.to_thread(self._programs.load)
 
     async def _reload_brokers(self) -> None:
         if self.brokers is not None:
@@ -226,8 +236,8 @@ class Domain:
         """The addresses for services; clients that store nothing may also use leaves."""
         if self.brokers is not None:
             return self.brokers.root_urls
-        remote = () if self.machines is None else self.machines.remote_urls
-        return remote or self.settings.bus.servers
+        follows = self.machines is not None and self.settings.bus.follow_machines
+        return (self.machines.remote_urls if self.machines and follows else ()) or self.settings.bus.servers
 
     def _located(self) -> tuple[str, ...]:
         return self.servers if self.brokers is None else (*self.brokers.urls, *self.brokers.remote_urls)
@@ -253,6 +263,22 @@ class Domain:
             locator_url=self._locator.url if self._locator is not None else None,
             health_url=self._pages.url if self._pages is not None else None,
             web_url=self.url_of("web") or None,
+        )
+
+    @property
+    def report(self) -> membership.MachineReport:
+        """For the other machines."""
+        problems = [
+            f"{name}: {own.reason}" for name, own in self._group.health().items() if not own.is_working
+        ]
+        if self.state is not DomainState.RUNNING:
+            problems = [self.state.value]
+        return membership.MachineReport(
+            version=muster.__version__,
+            program=program.current(),
+            problem="; ".join(problems),
+            refused=self._refusal.refused,
+            refused_reason=self._refusal.reason,
         )
 
     async def status(self) -> dict[str, Any]:
@@ -292,7 +318,7 @@ class Domain:
         return certificates.ca_file(self.settings)
 
     async def _locate(self) -> access.DomainAddress:
-        return access.DomainAddress(self.servers, self._ca)
+        return access.DomainAddress(self.servers, self._ca, proxy=self.settings.bus.proxy)
 
     def _template(self) -> component_config.ComponentConfig:
         settings = cast(app_settings.Settings, self.settings)

@@ -52,6 +52,7 @@ class EnrolmentToken(msgspec.Struct, frozen=True, kw_only=True):
     ca: str = ""
     locator: str = ""
     roles: tuple[str, ...] = ()  # of a machine of the domain; empty: it only has an agent
+    chosen: bool = False  # whether an operator chose the servers: no others can be reached
 
     @property
     def has_expired(self) -> bool:
@@ -133,6 +134,7 @@ class EnrolmentService:
         approval: bool,
         lifetime_s: float,
         machine_roles: tuple[str, ...] = (),
+        chosen: bool = False,
     ) -> str:
         """``machine_roles``: of a machine of the domain, which may choose its name."""
         if machine_roles:
@@ -163,6 +165,7 @@ class EnrolmentService:
             ca=ca,
             locator=locator,
             roles=machine_roles,
+            chosen=chosen,
         ).render()
 
     async def waiting(self) -> list[WaitingMachine]:

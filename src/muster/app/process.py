@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from muster.app import domain, home, service_manager
+from muster.app.machines import program
 from muster.core import errors
 
 FORCED = 130
@@ -34,7 +35,7 @@ async def run(
     """Start the domain, run ``work``, stop the domain; earlier on a signal. Reports to systemd, if it started
     this process.
 
-    Raises the error of a vital component that failed.
+    Raises the error of a vital component that failed, or `program.ProgramChanged`.
     """
     loop = asyncio.get_running_loop()
     stop_requested = asyncio.Event()
@@ -52,7 +53,8 @@ async def run(
                 try:
                     await running.guard(work())
                 finally:
-                    manager.notify(service_manager.STOPPING)
+                    if not isinstance(sys.exception(), program.ProgramChanged):
+                        manager.notify(service_manager.STOPPING)
 
     for number in _STOP:
         loop.add_signal_handler(number, on_signal)
@@ -64,6 +66,9 @@ async def run(
             domain_task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await domain_task
+    except program.ProgramChanged:
+        manager.hand_over()
+        raise
     finally:
         stop_wait.cancel()
         for number in _STOP:

@@ -24,7 +24,9 @@ events = log.EventLog("app")
 REPORTS = 5  # within the time of the watchdog
 PATIENCE = 6  # times the time of the watchdog, for a process that starts or was late
 LATE = 0.5  # of the time of the watchdog between two reports: the process hardly gets processor time
+HAND_OVER_S = 180  # until another program reports: as long as a start may take
 CALM_S = 10.0  # without being late, until the time of the watchdog is the usual one
+VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 READY, STOPPING, ALIVE = "READY=1", "STOPPING=1", "WATCHDOG=1"
 
 
@@ -36,6 +38,8 @@ def is_present(environment: Mapping[str, str]) -> bool:
 class ServiceManager:
     def __init__(self, environment: MutableMapping[str, str]) -> None:
         """The variables are removed: child processes must not report for this one."""
+        self._environment = environment
+        self._taken = {name: environment[name] for name in VARIABLES if name in environment}
         self._address = environment.pop("NOTIFY_SOCKET", "")
         interval = environment.pop("WATCHDOG_USEC", "")
         environment.pop("WATCHDOG_PID", "")
@@ -67,6 +71,13 @@ class ServiceManager:
                 sender.sendto(state.encode(), address)
         except OSError as error:  # the watchdog decides what a lost report means
             events.warning("systemd-unreachable", error=error)
+
+    def hand_over(self) -> None:
+        """This process continues as another program, which reports from its start on."""
+        if self._watchdog_us:
+            self.notify(f"WATCHDOG_USEC={HAND_OVER_S * 1_000_000}")
+            self.notify(ALIVE)
+        self._environment.update(self._taken)
 
     async def _report_alive(self) -> None:
         loop, granted = asyncio.get_running_loop(), 0

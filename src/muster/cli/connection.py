@@ -57,7 +57,12 @@ async def connect(
     profile = resolve(invocation, to)
     tls = connection.trusting(profile.ca) if profile.ca else None
     return await connection.connect(
-        profile.servers, locator=profile.locator, creds=profile.creds, tls=tls, measure=measure
+        profile.servers,
+        locator=profile.locator,
+        creds=profile.creds,
+        tls=tls,
+        proxy=profile.proxy,
+        measure=measure,
     )
 
 

@@ -60,6 +60,9 @@ COMMANDS: dict[str, CommandEntry] = {
         "domain.backup", "Domain", "Write settings, keys, rules, streams and history to a file."
     ),
     "restore": CommandEntry("domain.backup", "Domain", "Create a home from a backup."),
+    "recover": CommandEntry(
+        "domain.backup", "Domain", "Continue a domain on this machine, when most of its machines are lost."
+    ),
     "convert": CommandEntry("domain.backup", "Domain", "Convert a home of Muster 0.1.0."),
     "activity": CommandEntry(
         "domain.activity", "Domain", "Show the activity log: who did what, when, and with which outcome."

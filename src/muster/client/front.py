@@ -87,7 +87,9 @@ async def connect(
         place = await asyncio.to_thread(location.find_home, chosen_home, chosen_profile)
         target = await asyncio.to_thread(location.resolve, chosen_home, chosen_profile, options)
     tls = await _tls(target.ca)
-    bus = await connection.connect(target.servers, locator=target.locator, creds=target.creds, tls=tls)
+    bus = await connection.connect(
+        target.servers, locator=target.locator, creds=target.creds, tls=tls, proxy=target.proxy
+    )
     return AsyncMuster(bus, home=place.root if place is not None else None)
 
 
@@ -497,6 +499,8 @@ class AsyncMuster:
         trust = await asyncio.to_thread(identities.open_keyring, settings)
         creds = await asyncio.to_thread(identities.credentials, trust, name, roles.Role.AGENT)
         target = await asyncio.to_thread(location.resolve, self.home, None)
-        bus = await connection.connect(target.servers, creds=creds, tls=await _tls(target.ca))
+        bus = await connection.connect(
+            target.servers, creds=creds, tls=await _tls(target.ca), proxy=target.proxy
+        )
         self._stack.push_async_callback(bus.close)
         return bus

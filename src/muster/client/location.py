@@ -23,6 +23,7 @@ class ConnectionOptions:
     creds: Path | None = None
     ca: Path | None = None
     locator: str | None = None
+    proxy: str | None = None
 
     @property
     def names_server(self) -> bool:
@@ -52,7 +53,7 @@ def resolve(
     ca = options.ca or (Path(chosen.ca) if chosen.ca else None)
     named = options.names_server
     servers, locator = (options.servers, options.locator) if named else (chosen.servers, chosen.locator)
-    return ConnectionOptions(tuple(servers), creds, ca, locator or None)
+    return ConnectionOptions(tuple(servers), creds, ca, locator or None, chosen.proxy or None)
 
 
 def find_home(home: Path | None, profile: str | None) -> home_.Home | None:
@@ -123,4 +124,6 @@ def _of_home(home: Path | None) -> profiles.Profile:
             hint=f"start it with `muster up{option}`, or select another bus with --server or --profile",
         )
     creds = identities.open_keyring(settings).credentials_path(identities.ADMINISTRATOR)
-    return profiles.Profile(servers=running.servers, creds=str(creds), ca=running.ca or "")
+    return profiles.Profile(
+        servers=running.servers, creds=str(creds), ca=running.ca or "", proxy=settings.bus.proxy
+    )

@@ -39,13 +39,14 @@ class Profile(sections.SettingsSection, frozen=True, kw_only=True):
     ca: Annotated[
         sections.FilePath, sections.field_doc("Certificate authority of the brokers, if they use TLS.")
     ] = ""
+    proxy: Annotated[str, sections.field_doc("HTTP proxy (http://HOST:PORT) on the way to the brokers.")] = ""
     home: Annotated[
         sections.FilePath,
         sections.field_doc("A home on this machine: connect to its running domain as the administrator."),
     ] = ""
 
     def __post_init__(self) -> None:
-        for url in (*self.servers, self.locator):
+        for url in (*self.servers, self.locator, self.proxy):
             hosts.without_password(url, "a profile", "profiles are stored in plain text: use --creds FILE")
 
 

@@ -22,8 +22,9 @@ class ManageSettings(sections.SettingsSection, frozen=True, kw_only=True):
     managers: Annotated[
         int,
         doc(
-            "Manager processes. Each gets an even share of the resources; with a single one, a crash "
-            "interrupts management until it is restarted.",
+            "Least number of manager processes. Each gets an even share of the resources; with a single "
+            "one, a crash interrupts management until it is restarted. While they need more than 60 % of a "
+            "core each, more are started, up to the number of cores.",
             ge=0,
             le=64,
         ),
@@ -37,18 +38,6 @@ class ManageSettings(sections.SettingsSection, frozen=True, kw_only=True):
             "after it (`manager-NAME-1`)."
         ),
     ] = LOCAL
-    children: Annotated[
-        tuple[str, ...],
-        doc(
-            "Homes of the domains below this one in the bootstrap tree: their processes start with this one, "
-            "and are restarted when they end or are silent."
-        ),
-    ] = ()
-    parent: Annotated[
-        str,
-        doc("HOST:PORT of the parent bootstrap node, which sets it for its children. Empty: the root."),
-    ] = ""
-    known_as: Annotated[str, doc("The name of this node at its parent.")] = ""
     direct_ports: Annotated[
         tuple[int, ...],
         doc(

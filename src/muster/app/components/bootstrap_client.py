@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from muster.app import enrolment
-from muster.app.machines import admission, membership
+from muster.app.machines import admission, membership, program
 from muster.bus import api
 from muster.bus.rpc import client as rpc
 from muster.core import subjects
@@ -123,11 +123,21 @@ class BootstrapClient:
             enrolment.EnrolledMachine, "enrol", public_key=public_key, machine=machine, name=name, **more
         )
 
-    async def machines(self) -> list[membership.Machine]:
-        return await self._request(list[membership.Machine], "machines")
+    async def machines(self) -> list[membership.MachineRow]:
+        return await self._request(list[membership.MachineRow], "machines")
+
+    async def choose_program(self, machine: str, path: str) -> program.ChosenProgram:
+        """The machine changes to this program of its own, and reports it."""
+        return await self._request(program.ChosenProgram, "choose-program", machine=machine, path=path)
 
     async def directory(
-        self, machine: str, after: int, *, certificate_key: str = ""
+        self,
+        machine: str,
+        after: int,
+        *,
+        certificate_key: str = "",
+        report: membership.MachineReport,
+        logins: str = "",
     ) -> admission.DirectoryPage:
         """What a machine that joined follows."""
         return await self._request(
@@ -136,6 +146,8 @@ class BootstrapClient:
             machine=machine,
             after=after,
             certificate_key=certificate_key,
+            report=msgspec.to_builtins(report),
+            logins=logins,
         )
 
     async def remove_machine(self, name: str, *, leaves: bool = False) -> membership.Machine:

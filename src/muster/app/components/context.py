@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from muster.app import access, home
+from muster.app.machines import membership
 from muster.app.supervisor import component_config, endpoints, fork_server
 from muster.bus import api
 from muster.core import errors
@@ -42,6 +43,8 @@ class InDomain(Protocol):
 
     @property
     def fork_server(self) -> fork_server.ForkServer: ...
+    @property
+    def report(self) -> membership.MachineReport: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,11 @@ class ComponentContext:
     @property
     def fork_server(self) -> fork_server.ForkServer:
         return self._domain.fork_server
+
+    @property
+    def report(self) -> membership.MachineReport:
+        """Of this machine, for the others."""
+        return self._domain.report
 
     @property
     def _domain(self) -> InDomain:

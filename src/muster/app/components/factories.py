@@ -26,7 +26,7 @@ from muster.app.components import (
 )
 from muster.app.export import otlp_activities, syslog_export
 from muster.app.gateways import amqp, soap
-from muster.app.supervisor import component_config, domain_tree
+from muster.app.supervisor import component_config
 from muster.core import errors
 from muster.inform import settings as inform_settings
 from muster.monitor import settings as monitor_settings
@@ -50,8 +50,6 @@ FACTORIES: Sequence[Factory] = (
         if settings.manage.enabled
         else None
     ),
-    lambda settings: domain_tree.ParentNode(settings.manage) if settings.manage.children else None,
-    lambda settings: domain_tree.ChildNode(settings.manage) if settings.manage.parent else None,
     lambda settings: (
         dispatcher.DispatcherComponent(settings.message, more_processes=True)
         if settings.message.enabled

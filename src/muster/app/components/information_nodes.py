@@ -143,6 +143,7 @@ def _config(
         servers=tuple(context.template().servers),
         creds=str(identities.credentials_file(context.trust, identity, roles.Role.INFORMATION_NODE)),
         ca=certificates.ca_file(base) or None,
+        proxy=base.bus.proxy,
         keys=str(base.keys_folder),
         view=str(view_file(context.folder, identity)),
         zone=base.domain.zone,

@@ -11,18 +11,19 @@ import contextlib
 import os
 import pathlib
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from muster.app import certificates, enrolment, identities, log_files
+from muster.app import access, certificates, enrolment, identities, log_files
 from muster.app.brokers import addresses
 from muster.app.components import bootstrap_client, component
 from muster.app.components import context as context_
-from muster.app.machines import admission, membership
+from muster.app.machines import admission, membership, program
 from muster.app.machines import roles as machine_roles_
-from muster.app.supervisor import child_component, worker
+from muster.app.supervisor import child_component, endpoints, manager_count, worker
 from muster.bus.http import health as http_health
 from muster.bus.rpc import server
 from muster.core import errors, health
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 KIND = bootstrap_client.KIND
 ENROL = f"{KIND}.enrol"
 DIRECTORY = f"{KIND}.directory"
+LOGIN = f"{KIND}.{access.LOGIN}"
 REMOVE = f"{KIND}.remove-machine"
 FORGOTTEN_LOOK_S = 5.0
 ENROLMENT_S = 10.0  # for a request to the registry: others wait meanwhile
@@ -66,6 +68,7 @@ class ManagementComponent:
         self._credentials = asyncio.Lock()
         self._enrolment: enrolment.EnrolmentService
         self._admission: admission.MachineAdmission
+        self._reports: dict[str, tuple[float, membership.MachineReport]] = {}
 
     async def start(self, context: context_.ComponentContext) -> None:
         self._context = context
@@ -76,9 +79,10 @@ class ManagementComponent:
             self._admission,
             lifetime_s=context.settings.trust.agent_lifetime_s,
         )
-        for name in _names(self._settings):
-            self._children[name] = self._supervisor(name)
-            self._children[name].start_soon()
+        for name in _names(self._settings, self._settings.managers):
+            self._start_child(name)
+        if self._settings.managers:
+            self._tasks.loop("managers", self._count_managers)
         signs = await asyncio.to_thread(lambda: context.trust.signs)
         if signs:
             context.tasks.spawn(
@@ -97,6 +101,30 @@ class ManagementComponent:
         await self._server.start()
         if signs:
             self._watch_forgotten()
+
+    def _start_child(self, name: str) -> None:
+        self._children[name] = self._supervisor(name)
+        self._children[name].start_soon()
+
+    async def _count_managers(self) -> None:
+        """Start and end managers, as their load requires."""
+        managers = self._settings.managers
+        counted = manager_count.ManagerCount(managers, managers_most(self._settings))
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(manager_count.LOOK_S)
+            names = _manager_names(self._settings, counted.count)
+            pids = [pid for name in names if (pid := self._children[name].pid) is not None]
+            now_s = loop.time()
+            active = await asyncio.to_thread(_active_ns, pids, now_s)
+            due = _manager_names(self._settings, counted.look(now_s, active))
+            for name in due[len(names) :]:
+                self._context.log.info("manager-added", manager=name)
+                self._start_child(name)
+            for name in names[len(due) :]:
+                self._context.log.info("manager-ended", manager=name)
+                await self._children[name].stop()
+                del self._children[name]
 
     async def stop(self) -> None:
         await self._tasks.close()
@@ -175,6 +203,8 @@ class ManagementComponent:
             server.RpcOperation(ENROL, self._enrol),
             plain(f"{KIND}.machines", self._machines, audited=False),
             plain(DIRECTORY, self._directory, audited=False),
+            plain(LOGIN, self._login, what="login"),
+            plain(f"{KIND}.choose-program", self._choose_program, what="program"),
             plain(REMOVE, self._remove_machine, what="machine-removal"),
         ]
 
@@ -186,7 +216,7 @@ class ManagementComponent:
         if operation.name == ENROL:
             if record.role != roles.Role.JOINING:
                 raise errors.Forbidden(f"{call.identity} is not the identity of an enrolment token")
-        elif operation.name == DIRECTORY and record.role == roles.Role.BOOTSTRAP:
+        elif operation.name in (DIRECTORY, LOGIN) and record.role == roles.Role.BOOTSTRAP:
             return
         elif record.role != roles.Role.OPERATOR or record.status != "valid":
             raise errors.Forbidden(
@@ -220,6 +250,7 @@ class ManagementComponent:
         running = await asyncio.to_thread(self._context.folder.running)
         assert running is not None
         ca = await asyncio.to_thread(pathlib.Path(running.ca).read_text) if running.ca else ""
+        chosen = bool(servers)
         locators: tuple[str, ...] = ()
         if not servers:
             bus, urls = self._context.settings.bus, running.own_servers
@@ -237,16 +268,42 @@ class ManagementComponent:
             approval=approval,
             lifetime_s=lifetime_s,
             machine_roles=machine_roles_.check(machine_roles) if machine_roles else (),
+            chosen=chosen,
         )
         return bootstrap_client.IssuedEnrolment(name=name, token=token)
 
-    async def _machines(self) -> list[membership.Machine]:
-        return list((await asyncio.to_thread(self._admission.machines)).machines)
+    async def _machines(self) -> list[membership.MachineRow]:
+        known = await asyncio.to_thread(self._admission.machines)
+        now_s = time.monotonic()
+        self._reports[known.own] = now_s, self._context.report
+        rows = []
+        for machine in known.machines:
+            at_s, report = self._reports.get(machine.name, (now_s, None))
+            facts = msgspec.structs.asdict(machine) | {"report": report, "age_s": round(now_s - at_s, 1)}
+            rows.append(membership.MachineRow(**facts))
+        return rows
+
+    async def _choose_program(self, machine: str, path: str) -> program.ChosenProgram:
+        chosen = await asyncio.to_thread(self._admission.choose_program, machine, path)
+        self._reports.pop(machine, None)  # what it says from now on
+        return chosen
 
     async def _directory(
-        self, machine: str, after: int = -1, certificate_key: str = ""
+        self,
+        machine: str,
+        after: int = -1,
+        certificate_key: str = "",
+        report: dict[str, Any] | None = None,
+        logins: str = "",
     ) -> admission.DirectoryPage:
-        return await asyncio.to_thread(self._admission.page, machine, after, certificate_key)
+        page = await asyncio.to_thread(self._admission.page, machine, after, certificate_key, logins)
+        if report is not None:
+            self._reports[machine] = time.monotonic(), msgspec.convert(report, membership.MachineReport)
+        return page
+
+    async def _login(self, machine: str, identity: str, role: str, public_key: str) -> access.LoginDocument:
+        document = await asyncio.to_thread(self._admission.login, machine, identity, role, public_key)
+        return access.LoginDocument(jwt=document)
 
     async def _remove_machine(self, name: str, leaves: bool = False) -> membership.Machine:
         async with self._credentials:
@@ -314,10 +371,25 @@ class ManagementComponent:
                 await fleet.forget(agent.name, is_revoked=True)
 
 
-def _names(manage_settings: settings.ManageSettings) -> list[str]:
+def managers_most(manage_settings: settings.ManageSettings) -> int:
+    """The managers that this machine may run."""
+    return max(manage_settings.managers, min(endpoints.usable_cores(), membership.MANAGERS_MAX))
+
+
+def _active_ns(pids: Sequence[int], now_s: float) -> dict[int, int]:
+    """The time that these processes needed since their start. Blocks."""
+    seen = {pid: os_process.activity(pid, now_s) for pid in pids}
+    return {pid: sum(of.active_ns.values()) for pid, of in seen.items() if of is not None}
+
+
+def _manager_names(manage_settings: settings.ManageSettings, count: int) -> list[str]:
+    return [f"manager{manage_settings.machine_suffix}-{number}" for number in range(1, count + 1)]
+
+
+def _names(manage_settings: settings.ManageSettings, managers: int) -> list[str]:
     suffix = manage_settings.machine_suffix
     names = [f"registry{suffix}-{number}" for number in range(1, manage_settings.registries + 1)]
-    names += [f"manager{suffix}-{number}" for number in range(1, manage_settings.managers + 1)]
+    names += _manager_names(manage_settings, managers)
     return [*names, f"agent-{manage_settings.agent_name}"] if manage_settings.agent else names
 
 
@@ -325,6 +397,7 @@ def _worker_config(
     context: context_.ComponentContext, manage_settings: settings.ManageSettings, name: str
 ) -> worker.WorkerConfig:
     kind, _, rest = name.partition("-")
+    logs = 2 * len(_names(manage_settings, managers_most(manage_settings)))
     base_settings: domain.BaseSettings = context.settings
     identity = rest if kind == "agent" else name
     creds = identities.credentials_file(context.trust, identity, _ROLES[kind])
@@ -337,6 +410,7 @@ def _worker_config(
         servers=tuple(context.template().servers),
         creds=str(creds),
         ca=certificates.ca_file(base_settings) or None,
+        proxy=base_settings.bus.proxy,
         keys=str(base_settings.keys_folder),
         folder=str(context.folder.agent),
         zone=base_settings.domain.zone,
@@ -346,7 +420,7 @@ def _worker_config(
         direct=direct,
         known_as=name,
         log_file=str(context.folder.logs / f"{name}.log"),
-        log_bytes_max=log_files.file_bytes(base_settings, 2 * len(_names(manage_settings))),
+        log_bytes_max=log_files.file_bytes(base_settings, logs),
         log_age_s=base_settings.retention.logs.max_age_s,
         replicas=base_settings.bus.replicas,
         registry_bytes=base_settings.retention.registry.max_bytes,

@@ -8,18 +8,20 @@ that only it can open. No key that signs leaves this machine.
 
 from __future__ import annotations
 
+import pathlib
 import secrets
 import time
 
 import msgspec
 
 from muster.app import certificates
-from muster.app.machines import membership, roles
+from muster.app.machines import membership, program, roles
 from muster.core import errors
 from muster.core.net import hosts
 from muster.core.settings import domain
 from muster.trust import certificates as certificates_
 from muster.trust import keyring, machine_keys
+from muster.trust.permissions import roles as permission_roles
 
 PORT, ROUTE_PORT = 4222, 6222
 
@@ -56,6 +58,7 @@ class DirectoryPage(msgspec.Struct, frozen=True, kw_only=True):
     documents: machine_keys.PublicDocuments
     bundle: str
     certificate: str = ""
+    logins: dict[str, str] | None = None  # for a gateway: all records of passwords; None: as before
 
 
 class MachineAdmission:
@@ -89,6 +92,8 @@ class MachineAdmission:
         # All that may be refused comes first: others follow the list as it is.
         machine = self._machine(name, machine_roles, request, machines)
         certificate = self._certificate(machine, request.certificate_key)
+        if certificate:
+            machine = msgspec.structs.replace(machine, pins=(certificates_.pin(certificate.encode()),))
         has_secrets = roles.MachineRole.REGISTRY in machine_roles
         sealed = self._keys.seal_secrets(request.box, name) if has_secrets else ""
         held = self._keys.of(name)
@@ -113,27 +118,67 @@ class MachineAdmission:
             secrets=sealed,
         )
 
-    def page(self, machine: str, after: int, certificate_key: str) -> DirectoryPage:
+    def page(self, machine: str, after: int, certificate_key: str, logins: str) -> DirectoryPage:
+        """``logins``: the digest of those that a gateway has."""
         machines = self.machines()
         known = machines.get(machine)
         if known is None:
             raise errors.Forbidden(f"{machine!r} is not a machine of this domain any more")
+        if certificate := self._certificate(known, certificate_key):
+            pin = certificates_.pin(certificate.encode())
+            machines = membership.update(self._folder, lambda latest: latest.with_pin(machine, pin))
         return DirectoryPage(
             machines=msgspec.structs.replace(machines, own=machine),
             documents=self._keys.documents(after),
             bundle=certificates.bundle(self._settings).read_text(),
-            certificate=self._certificate(known, certificate_key),
+            certificate=certificate,
+            logins=self._logins(logins) if roles.MachineRole.GATEWAY in known.roles else None,
         )
 
-    def remove(self, name: str) -> membership.Machine:
-        """Revoke the machine's keys. To be published, as `Keyring.revoke`."""
-        machines = self.machines()
+    def _logins(self, held: str) -> dict[str, str] | None:
+        passwords = self._trust.passwords()
+        if passwords.digest() == held:
+            return None
+        records = passwords.records()
+        if sum(map(len, records.values())) > machine_keys.DOCUMENTS_BYTES:
+            raise errors.LimitExceeded(
+                f"{len(records)} logins are more than a gateway on another machine can have",
+                hint="remove logins that nobody uses: `muster web logins`",
+            )
+        return records
+
+    def login(self, machine: str, identity: str, role: str, public: str) -> str:
+        """The document with which a gateway acts for a login, for a key of its own."""
+        known = self._known(self.machines(), machine)
+        if roles.MachineRole.GATEWAY not in known.roles:
+            raise errors.Forbidden(f"{machine!r} has no gateway")
+        return self._keys.issue_login(machine, identity, permission_roles.Role.named(role), public)
+
+    def choose_program(self, name: str, path: str) -> program.ChosenProgram:
+        if not pathlib.PurePath(path).is_absolute():
+            raise errors.InvalidInput(f"{path!r} is not the absolute path of a program")
+        chosen = program.ChosenProgram(path, time.time())
+
+        def change(latest: membership.MachineList) -> membership.MachineList:
+            return latest.put(msgspec.structs.replace(self._known(latest, name), program=chosen))
+
+        membership.update(self._folder, change)
+        return chosen
+
+    @staticmethod
+    def _known(machines: membership.MachineList, name: str) -> membership.Machine:
         machine = machines.get(name)
         if machine is None:
             raise errors.NotFound(
                 f"the domain has no machine {name!r}",
                 hint=f"there are: {', '.join(known.name for known in machines.machines)}",
             )
+        return machine
+
+    def remove(self, name: str) -> membership.Machine:
+        """Revoke the machine's keys. To be published, as `Keyring.revoke`."""
+        machines = self.machines()
+        machine = self._known(machines, name)
         if name == machines.own:
             raise errors.Refused(
                 f"{name!r} is the machine that signs accounts: it cannot be removed here",
@@ -175,7 +220,7 @@ class MachineAdmission:
         )
 
     def _certificate(self, machine: membership.Machine, key: str) -> str:
-        if not key or not machine.broker:
+        if not key or not (machine.broker or roles.MachineRole.GATEWAY in machine.roles):
             return ""
         return self._store().sign(
             machine.name,

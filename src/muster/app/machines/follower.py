@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from muster.app import certificates
 from muster.app.components import bootstrap_client, component
 from muster.app.components import context as context_
-from muster.app.machines import membership
+from muster.app.machines import membership, roles
 from muster.core import errors
 from muster.trust import certificates as certificates_
 from muster.trust import machine_keys
@@ -75,8 +75,14 @@ class MachineFollower:
         settings = self._context.settings
         key = await asyncio.to_thread(self._due_key)
         page = await client.directory(
-            self._machines.own, self._after, certificate_key="" if key is None else key.public
+            self._machines.own,
+            self._after,
+            certificate_key="" if key is None else key.public,
+            report=self._context.report,
+            logins=await asyncio.to_thread(self._context.trust.passwords().digest),
         )
+        if page.logins is not None:
+            await asyncio.to_thread(self._context.trust.passwords().adopt, page.logins)
         await asyncio.to_thread(
             machine_keys.adopt, settings.keys_folder, settings.domain.name, page.documents
         )
@@ -96,7 +102,8 @@ class MachineFollower:
     def _due_key(self) -> certificates_.CertificateKey | None:
         """A key for a new certificate, if the present one is due. Blocks."""
         settings = self._context.settings
-        if not self._machines.here.broker:
+        here = self._machines.here
+        if not here.broker and roles.MachineRole.GATEWAY not in here.roles:
             return None
         store = certificates.open_store(settings)
         if not store.is_due(certificates.NAME, renew_at=settings.trust.renew_at):

@@ -7,14 +7,15 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
+from muster.app import certificates
 from muster.app.components import component
 from muster.app.components import context as context_
 from muster.app.machines import membership
 from muster.bus.brokers import storage
-from muster.core import errors
+from muster.core import errors, health
 
 PERIOD_S = 0.5
-GROUP_S = 5.0  # between two looks at the storage, when nothing is to be done
+GROUP_S = 2.0  # between two looks at the storage, when nothing is to be done
 
 
 class SharedStorage(Protocol):
@@ -40,6 +41,7 @@ class StorageGrowth:
         self._grown = grown
         self._known: membership.MachineList | None = None
         self._look_at_s = 0.0
+        self._behind: set[str] = set()  # brokers
         self._context: context_.ComponentContext
 
     async def start(self, context: context_.ComponentContext) -> None:
@@ -52,9 +54,11 @@ class StorageGrowth:
     def health(self) -> component.ComponentHealth:
         if self._known is None or len(self._known.machines) == 1:
             return component.ComponentHealth()
-        return component.ComponentHealth(
-            reason=self._known.unreplicated(), facts={"machines": self._known.machines}
-        )
+        facts = {"machines": self._known.machines}
+        if self._behind:
+            reason = f"replicas of streams are not current on {', '.join(sorted(self._behind))}"
+            return component.ComponentHealth(health.HealthState.LATE, reason, facts)
+        return component.ComponentHealth(reason=self._known.unreplicated(), facts=facts)
 
     async def _grow(self) -> None:
         while True:
@@ -76,7 +80,14 @@ class StorageGrowth:
         if now_s < self._look_at_s and not waits:
             return
         self._look_at_s = now_s + GROUP_S
+        pin = await asyncio.to_thread(certificates.pin, self._context.settings)
+        if pin not in machines.here.pins[:1]:
+            await asyncio.to_thread(
+                membership.update, folder, lambda known: known.with_pin(machines.own, pin)
+            )
         group = await self._shared.storage_group()
+        behind = {name for budget in await self._context.bus.budgets() for name in budget.behind}
+        self._behind = behind | (group.members - group.current)
         for name in machines.lost(group.members):
             await self._shared.strike(name)
             self._context.log.info("broker-struck", broker=name)

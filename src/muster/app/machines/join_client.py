@@ -59,7 +59,11 @@ async def join(
     proxy: str | None = None,
 ) -> membership.Machine:
     """Create the home. ``waiting`` is called with the reason of a delay."""
-    roles.check(token.roles)
+    if proxy and roles.MachineRole.BROKER in roles.check(token.roles):
+        raise errors.Refused(
+            "a machine behind a proxy cannot run a broker: the others could not reach it",
+            hint="`muster machine token --roles agent`, with --address for a broker that the proxy reaches",
+        )
     parts = membership.parts(membership.check_name(choices.name), token.roles, choices.zone)
     draft = place.root / DRAFT
     keys = await asyncio.to_thread(_keys, draft, list(parts))
@@ -75,6 +79,7 @@ async def join(
         port=choices.port,
         route_port=choices.route_port,
     )
+    fixed = token.chosen or bool(proxy)
     joined = await _request(token, keys["bootstrap"], request, waiting, proxy)
 
     def write() -> membership.Machine:
@@ -83,9 +88,12 @@ async def join(
             here,
             domain=joined.domain,
             zone=choices.zone,
-            servers=joined.machines.remote_urls,
+            servers=token.servers if fixed else joined.machines.remote_urls,
             listen=choices.listen,
+            certificate=f"{joined.domain}/certs/{certificates.NAME}.pem",
         )
+        if fixed and not here.broker:
+            values |= {"bus.follow_machines": False, **({"bus.proxy": proxy} if proxy else {})}
         settings = domain.DomainSettings(name=joined.domain, data_dir=str(place.root))
         keyring_folder = settings.folder / domain.TrustSettings().keys_dir
         trust = machine_keys.adopt(keyring_folder, joined.domain, joined.documents)

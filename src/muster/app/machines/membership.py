@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from muster.app.brokers import addresses
+from muster.app.machines import program as program_
 from muster.app.machines import roles as machine_roles
 from muster.core import errors, files, subjects
 from muster.core.settings import domain
@@ -23,12 +24,15 @@ from muster.trust.permissions import own_names, roles
 
 FILE = "machines.json"
 REPLICAS = 3
+MANAGERS_MAX = 8  # of a machine that joins
+AMQP_PORT = 5671
+SILENT_S = 5.0  # machines report every second
 SHARED = ("bootstrap", "admin", "system", "link", "message")  # parts with the same name on each machine
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """``address``: under which the others reach it. ``broker``: the name of its broker; empty: none.
-    ``stores``: whether this broker has a part of the domain's storage."""
+    ``stores``: whether this broker has a part of the domain's storage. ``program``: which is to run it."""
 
     name: str
     roles: tuple[str, ...]
@@ -38,6 +42,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 0
     route_port: int = 0
     stores: bool = False
+    program: program_.ChosenProgram | None = None
+    pins: tuple[str, ...] = ()  # of the certificate of its broker, and of the one before that
 
     @property
     def url(self) -> str:
@@ -46,6 +52,29 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def route(self) -> str:
         return f"nats://{addresses.bracketed(self.address)}:{self.route_port}"
+
+
+class MachineReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a machine says of itself. ``problem``: what does not work. ``refused``: a program that did not."""
+
+    version: str
+    program: str
+    problem: str = ""
+    refused: program_.ChosenProgram | None = None
+    refused_reason: str = ""
+
+
+class MachineRow(Machine, frozen=True, kw_only=True):
+    """``report``: the last one, ``age_s`` ago; None: none since the machine that signs accounts started."""
+
+    report: MachineReport | None = None
+    age_s: float = 0.0
+
+    @property
+    def state(self) -> str:
+        if self.report is None or self.age_s > SILENT_S:
+            return "silent"
+        return "late" if self.report.problem else "up"
 
 
 class MachineList(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +99,13 @@ class MachineList(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def storing(self) -> tuple[Machine, ...]:
         return tuple(machine for machine in self.brokers if machine.stores)
+
+    @property
+    def pins(self) -> tuple[str, ...]:
+        """The certificates of all brokers; none while one is unknown."""
+        if not all(machine.pins for machine in self.brokers):
+            return ()
+        return tuple(sorted(pin for machine in self.brokers for pin in machine.pins))
 
     @property
     def replicas(self) -> int:
@@ -103,7 +139,13 @@ class MachineList(msgspec.Struct, frozen=True, kw_only=True):
         if known is None:
             return self.put(machine)
         return self.put(
-            msgspec.structs.replace(machine, broker=known.broker, stores=known.stores, since_s=known.since_s)
+            msgspec.structs.replace(
+                machine,
+                broker=known.broker,
+                stores=known.stores,
+                since_s=known.since_s,
+                program=known.program,
+            )
         )
 
     def with_storing(self, machine: Machine) -> MachineList:
@@ -111,6 +153,13 @@ class MachineList(msgspec.Struct, frozen=True, kw_only=True):
         if self.get(machine.name) != machine:
             return self
         return self.put(msgspec.structs.replace(machine, stores=True))
+
+    def with_pin(self, name: str, pin: str) -> MachineList:
+        """The certificate of a broker was renewed; the one before is valid until it is replaced."""
+        machine = self.get(name)
+        if machine is None or pin in machine.pins[:1]:
+            return self
+        return self.put(msgspec.structs.replace(machine, pins=(pin, *machine.pins[:1])))
 
     def without(self, name: str) -> MachineList:
         rest = tuple(machine for machine in self.machines if machine.name != name)
@@ -144,6 +193,13 @@ def at_start(settings_: domain.BaseSettings, folder: pathlib.Path) -> MachineLis
     """The machines of the domain that starts; None: it is on one machine, and no other can join. Blocks."""
     known = load(folder)
     bus = settings_.bus
+    if known is not None and known.is_first and bus.port:  # the settings may have changed
+        here = msgspec.structs.replace(
+            known.here, address=addresses.reachable(bus)[0], port=bus.port, route_port=bus.route_port
+        )
+        if here != known.here:
+            known = known.put(here)
+            store(folder, known)
     if known is not None or not bus.route_port or bus.servers:
         return known
     manage = getattr(settings_, "manage", None)
@@ -204,9 +260,12 @@ def parts(name: str, chosen: Sequence[str], zone: str) -> dict[str, roles.Role]:
             "message": roles.Role.GATEWAY,
             f"notifier-{name}": roles.Role.NOTIFIER,
         },
-        machine_roles.MachineRole.MANAGER: {f"manager-{name}-1": roles.Role.MANAGER},
+        machine_roles.MachineRole.MANAGER: {
+            f"manager-{name}-{number}": roles.Role.MANAGER for number in range(1, MANAGERS_MAX + 1)
+        },
         machine_roles.MachineRole.INFORMATION_NODE: {f"inform-{zone}-{name}-1": roles.Role.INFORMATION_NODE},
         machine_roles.MachineRole.CHANNEL: {f"channel-{name}": roles.Role.CHANNEL},
+        machine_roles.MachineRole.GATEWAY: {},  # it acts as its clients
         machine_roles.MachineRole.AGENT: {name: roles.Role.AGENT, f"sensor-{name}": roles.Role.AGENT},
     }
     for role in chosen:
@@ -215,9 +274,15 @@ def parts(name: str, chosen: Sequence[str], zone: str) -> dict[str, roles.Role]:
 
 
 def settings(
-    machine: Machine, *, domain: str, zone: str, servers: Sequence[str], listen: str
+    machine: Machine, *, domain: str, zone: str, servers: Sequence[str], listen: str, certificate: str
 ) -> dict[str, Any]:
     """The settings of a machine that joins. ``servers``: brokers of others, if it has none."""
+    gateway = {
+        "amqp.enabled": True,
+        "amqp.host": listen,
+        "amqp.port": AMQP_PORT,
+        "amqp.certificate": certificate,
+    }
     has = {role: role in machine.roles for role in machine_roles.ALL}
     broker = {
         "bus.host": listen,
@@ -242,4 +307,5 @@ def settings(
         "notify.enabled": has["registry"],
         "channel.enabled": has["channel"],
         "web.enabled": False,
+        **(gateway if has["gateway"] else {}),
     }

@@ -16,10 +16,12 @@ class MachineRole(enum.StrEnum):
     MANAGER = "manager"
     INFORMATION_NODE = "information-node"
     CHANNEL = "channel"
+    GATEWAY = "gateway"  # AMQP, for JMS clients
     AGENT = "agent"
 
 
 ALL = tuple(role.value for role in MachineRole)
+USUAL = tuple(role for role in ALL if role != MachineRole.GATEWAY)  # which needs a package of its own
 
 
 def check(names: Sequence[str]) -> tuple[str, ...]:

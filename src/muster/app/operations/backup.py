@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import glob
 import hashlib
 import os
 import pathlib
@@ -34,8 +35,8 @@ import shutil
 import tarfile
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Protocol
 
 import msgspec
 
@@ -43,8 +44,8 @@ import muster
 from muster.app import certificates, domain, home, identities, positions
 from muster.app import settings as app_settings
 from muster.app.components import loop
+from muster.app.machines import membership, program
 from muster.app.operations import audit, first_release, rule_files
-from muster.app.supervisor import domain_tree
 from muster.bus import leases
 from muster.bus.client import client
 from muster.bus.streams import snapshots
@@ -56,6 +57,8 @@ from muster.pipeline.job import state_copy
 from muster.trust import private_files
 
 FORMAT, FORMER_FORMAT = 2, 1
+JOB = "backup"
+SUFFIX = ".tar.gz"
 MANIFEST = "manifest.json"
 STREAMS = "streams"
 PIPELINE = "pipeline"
@@ -79,7 +82,7 @@ CONTENTS = {
     "inform": LEFT_OUT,  # views of the log of contexts
     "logs": LEFT_OUT,
     "run": LEFT_OUT,
-    domain_tree.PORT_FILE: LEFT_OUT,
+    membership.FILE: LEFT_OUT,  # the other machines join again
 }
 
 Progress = Callable[[str, float], None]  # (current step, completed share)
@@ -99,6 +102,16 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
     streams: tuple[StreamBackup, ...]
     files: dict[str, str]  # path: SHA-256
     elsewhere: dict[str, str] = {}  # not included: files, parts of the pipeline, and where they are
+
+
+class Replicas(Protocol):
+    """What `muster.app.machines.recovery` puts in place of a part of a backup. The functions block."""
+
+    streams: Sequence[StreamBackup]
+    folder: pathlib.Path
+
+    def change_settings(self, file: pathlib.Path) -> None: ...
+    def change_keys(self, settings: app_settings.Settings) -> None: ...
 
 
 async def backup(
@@ -130,17 +143,21 @@ async def backup(
             streams = []
             for done, name in enumerate(names, 1):
                 progress(f"stream {name}", done / steps)
-                streams.append(await _snapshot_stream(bus, name, work / STREAMS / name))
+                streams.append(await snapshot_stream(bus, name, work / STREAMS / name))
         progress("the archive", (steps - 1) / steps)
         return await asyncio.to_thread(_pack, settings, place, work, file, tuple(streams), elsewhere)
 
 
 async def restore(
-    file: pathlib.Path, place: home.Home, *, progress: Progress = lambda _, __: None
+    file: pathlib.Path,
+    place: home.Home,
+    *,
+    replicas: Replicas | None = None,
+    progress: Progress = lambda _, __: None,
 ) -> tuple[BackupManifest, app_settings.Settings]:
     """Create a home from a backup. It must not exist yet, and does not exist if this fails.
 
-    Keys outside of the home must not exist yet either.
+    Keys outside of the home must not exist yet either. ``replicas``: streams in place of those of the backup.
     """
     if place.root.exists() and any(place.root.iterdir()):
         raise errors.AlreadyExists(f"{place.root} is not empty", hint="choose another folder with --home")
@@ -150,24 +167,84 @@ async def restore(
         progress("checking the file", 0.0)
         manifest = await asyncio.to_thread(_unpack, file, work)
         fresh = home.Home(work / "home")
+        if replicas is not None:
+            manifest = msgspec.structs.replace(manifest, streams=tuple(replicas.streams))
+            await asyncio.to_thread(replicas.change_settings, work / "muster.toml")
         settings, outside = await asyncio.to_thread(_lay_out, work, fresh, place, manifest)
-        steps = 2 + len(manifest.streams)
-        async with _started(settings) as started:
-            async with await _administrator(started) as bus:
-                for done, stream in enumerate(manifest.streams, 1):
-                    progress(f"stream {stream.name}", done / steps)
-                    pieces = _pieces(work / STREAMS / stream.name)
-                    await snapshots.restore(bus, stream.config, stream.state, pieces)
-            if manifest.format == FORMER_FORMAT:
-                await first_release.convert(
-                    started, first_release.records_of_backup(work / first_release.STORE)
-                )
-            if protocol.STREAM in await started.bus.streams():
-                async with first_release.open_registry(started) as log:
-                    await log.mark_restored()
+        if replicas is not None:
+            await asyncio.to_thread(replicas.change_keys, settings)
+        former = work / first_release.STORE if manifest.format == FORMER_FORMAT else None
+        streams = work / STREAMS if replicas is None else replicas.folder
+        await restore_streams(settings, manifest.streams, streams, former=former, progress=progress)
         await asyncio.to_thread(_put_in_place, outside, fresh.root, place.root)
     loaded = loader.load(app_settings.Settings, file=place.settings_file)
     return manifest, loaded
+
+
+async def verify(file: pathlib.Path, *, progress: Progress = lambda _, __: None) -> BackupManifest:
+    """Restore a backup completely, beside the file, and remove that. Raises what a restore would."""
+    with tempfile.TemporaryDirectory(prefix=".muster-verify-", dir=file.parent) as folder:
+        work = pathlib.Path(folder)
+        progress("checking the file", 0.0)
+        manifest = await asyncio.to_thread(_unpack, file, work)
+        fresh = home.Home(work / "home")
+        # Within the folder, and on no port that the domain uses.
+        settings, _ = await asyncio.to_thread(_lay_out, work, fresh, fresh, manifest, is_trial=True)
+        former = work / first_release.STORE if manifest.format == FORMER_FORMAT else None
+        await restore_streams(settings, manifest.streams, work / STREAMS, former=former, progress=progress)
+        return manifest
+
+
+def dated(folder: pathlib.Path, domain_name: str) -> pathlib.Path:
+    """A new file for a backup."""
+    return folder / f"{domain_name}-{time.strftime('%Y%m%d-%H%M%S')}{SUFFIX}"
+
+
+def remove_older(folder: pathlib.Path, domain_name: str, keep: int) -> list[pathlib.Path]:
+    """Delete all but the newest files of `dated`. Blocks."""
+    older = sorted(folder.glob(f"{glob.escape(domain_name)}-{8 * '[0-9]'}-{6 * '[0-9]'}{SUFFIX}"))[:-keep]
+    for path in older:
+        path.unlink(missing_ok=True)
+    return older
+
+
+def job(
+    settings: app_settings.Settings, place: home.Home, folder: pathlib.Path, cron: str, keep: int | None
+) -> str:
+    """A manifest: this machine writes a verified backup to the folder regularly."""
+    words = [program.current(), "--home", str(place.root), "backup", str(folder), "--verify"]
+    entry = {
+        "name": JOB,
+        "type": "process",
+        "agent": settings.manage.agent_name,
+        "schedule": {"cron": cron, "missed": "last"},
+        "config": {"command": [*words, *(["--keep", str(keep)] if keep else [])]},
+    }
+    return msgspec.json.encode({"resources": [entry]}).decode()
+
+
+async def restore_streams(
+    settings: app_settings.Settings,
+    streams: Sequence[StreamBackup],
+    folder: pathlib.Path,
+    *,
+    former: pathlib.Path | None = None,
+    progress: Progress = lambda _, __: None,
+) -> None:
+    """Into the empty storage of a domain. ``former``: the database of 0.1.0."""
+    async with _started(settings) as started:
+        async with await _administrator(started) as bus:
+            for done, stream in enumerate(streams, 1):
+                progress(f"stream {stream.name}", 0.5 + done / (2 * len(streams) + 2))
+                # The brokers of other machines are not here: replicas are added when they join.
+                replicas = min(stream.config["num_replicas"], settings.bus.replicas)
+                config = stream.config | {"num_replicas": replicas}
+                await snapshots.restore(bus, config, stream.state, _pieces(folder / stream.name))
+        if former is not None:
+            await first_release.convert(started, first_release.records_of_backup(former))
+        if protocol.STREAM in await started.bus.streams():
+            async with first_release.open_registry(started) as log:
+                await log.mark_restored()
 
 
 async def convert(place: home.Home, *, source: pathlib.Path | None = None) -> int:
@@ -232,7 +309,7 @@ def _flags(settings: app_settings.Settings) -> dict[str, Any]:
     }
 
 
-async def _snapshot_stream(bus: client.NatsBus, name: str, path: pathlib.Path) -> StreamBackup:
+async def snapshot_stream(bus: client.NatsBus, name: str, path: pathlib.Path) -> StreamBackup:
     snapshot = snapshots.StreamSnapshot(bus, name)
     with await asyncio.to_thread(path.open, "wb") as file:
         async for piece in snapshot:
@@ -361,16 +438,23 @@ def _outside(path: pathlib.Path, fresh: home.Home, place: home.Home) -> pathlib.
 
 
 def _lay_out(
-    work: pathlib.Path, fresh: home.Home, place: home.Home, manifest: BackupManifest
+    work: pathlib.Path,
+    fresh: home.Home,
+    place: home.Home,
+    manifest: BackupManifest,
+    *,
+    is_trial: bool = False,
 ) -> tuple[app_settings.Settings, dict[pathlib.Path, pathlib.Path]]:
-    """The settings for the restore, and the folders to be copied to locations outside of the home."""
+    """The settings for the restore, and the folders to be copied to locations outside of the home.
+    ``is_trial``: what is restored is not used."""
     fresh.root.mkdir(mode=0o700)
     settings_text = (work / "muster.toml").read_bytes()
     if manifest.format == FORMER_FORMAT:
         settings_text = first_release.read_settings(work / "muster.toml").rest.encode()
     core_files.write(fresh.settings_file, settings_text)
     fresh.stamp()
-    settings = loader.load(app_settings.Settings, file=fresh.settings_file)
+    trial = {"bus.host": "127.0.0.1", "bus.tls": "auto", "bus.route_port": 0, "bus.names": []}
+    settings = loader.load(app_settings.Settings, file=fresh.settings_file, flags=trial if is_trial else {})
     if _outside(settings.domain.folder, fresh, place) is not None:
         raise errors.Refused(
             f"the settings place the domain's data outside of its home, in {settings.domain.folder}",
@@ -379,11 +463,11 @@ def _lay_out(
     home.DomainFolder(settings.domain.folder).create()
     keys_to = _outside(settings.keys_folder, fresh, place)
     if keys_to is not None:
-        if keys_to.exists() and any(keys_to.iterdir()):
+        if not is_trial and keys_to.exists() and any(keys_to.iterdir()):
             raise errors.AlreadyExists(
                 f"the settings place the keys in {keys_to}, which is not empty", hint="move it first"
             )
-        staged = {"trust.keys_dir": str(work / "keys")}
+        staged = {"trust.keys_dir": str(work / "keys"), **(trial if is_trial else {})}
         settings = loader.load(app_settings.Settings, file=fresh.settings_file, flags=staged)
     for name, entry in _entries(settings).items():
         if (work / name).exists() and entry != work / name:

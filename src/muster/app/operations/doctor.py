@@ -27,6 +27,8 @@ from datetime import datetime
 from muster import connection
 from muster.app import certificates, home, identities
 from muster.app import settings as app_settings
+from muster.app.components import bootstrap_client
+from muster.app.machines import membership
 from muster.app.operations import listen_ports, queue_owners, rule_files
 from muster.bus import api
 from muster.bus.brokers import binary
@@ -71,6 +73,7 @@ class ConnectionRoute:
     locator: str = ""
     creds: pathlib.Path | None = None
     ca: str = ""
+    proxy: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +318,11 @@ async def brokers(target: DoctorTarget) -> CheckOutcome:
     for url in route.servers or (route.locator,):
         try:
             async with await connection.connect(
-                route.servers and url, locator=route.locator or None, creds=creds, tls=tls_context
+                route.servers and url,
+                locator=route.locator or None,
+                creds=creds,
+                tls=tls_context,
+                proxy=route.proxy or None,
             ) as bus:
                 await bus.flush()
                 if creds is not None and creds.sees_connections:
@@ -386,6 +393,61 @@ def judge_reports(
     )
 
 
+async def streams(target: DoctorTarget) -> CheckOutcome:
+    """Whether all replicas of the streams are current, and whether their budgets have room."""
+    route = await asyncio.to_thread(_local_route, target)
+    if target.running is None or not route.servers:
+        return OK, "the domain is not running", ""
+    async with await _connect(route) as bus:
+        budgets = await bus.budgets()
+    if not budgets:
+        return OK, "there are none", ""
+    behind: dict[str, list[str]] = {}
+    for budget in budgets:
+        for name in budget.behind:
+            behind.setdefault(name, []).append(budget.stream)
+    used, limit = (sum(getattr(of, name) for of in budgets) for name in ("used_bytes", "limit_bytes"))
+    fullest = budgets[0]  # they are sorted
+    room = (
+        f"{units.rounded_size(used)} of {units.rounded_size(limit)} in {len(budgets)} streams, the fullest "
+        f"{fullest.stream} with {fullest.used_ratio:.0%}"
+    )
+    if behind:
+        shown = "; ".join(f"{name} for {len(names)} streams" for name, names in sorted(behind.items()))
+        return WARNING, f"replicas are not current: {shown}; {room}", "see that these brokers run"
+    if fullest.used_ratio >= target.settings.retention.alert_at:
+        return WARNING, room, f"`muster status` lists all budgets; [retention] sets that of {fullest.stream}"
+    return OK, room, ""
+
+
+async def machines(target: DoctorTarget) -> CheckOutcome:
+    """Whether each machine of the domain has been heard, and works."""
+    known = await asyncio.to_thread(membership.load, target.folder)
+    if known is None or target.running is None:
+        return OK, "this domain is on one machine" if known is None else "the domain is not running", ""
+    async with await _connect(await asyncio.to_thread(_local_route, target)) as bus:
+        try:
+            rows = await bootstrap_client.BootstrapClient(bus, timeout_s=REGISTRY_S).machines()
+        except errors.Unavailable:
+            first = known.machines[0].name
+            return (
+                FAULT,
+                f"{first}, which signs accounts, does not reply: nothing can join or be revoked",
+                "start it, or see docs/guides/three-machines.md",
+            )
+    silent = [f"{row.name} has not been heard for {row.age_s:.0f} s" for row in rows if row.state == "silent"]
+    late = [f"{row.name}: {row.report.problem}" for row in rows if row.report and row.state == "late"]
+    if silent or late:
+        return (
+            FAULT if silent else WARNING,
+            "; ".join(silent + late),
+            "if a machine is lost: `muster machine remove NAME`, then let another one join",
+        )
+    if reason := known.unreplicated():
+        return WARNING if len(rows) > 1 else OK, reason if len(rows) > 1 else "one machine", ""
+    return OK, f"{len(rows)} of {len(rows)} work", ""
+
+
 async def queues(target: DoctorTarget) -> CheckOutcome:
     """Whether each partition of the queues has a dispatcher."""
     if not target.settings.message.enabled or target.running is None:
@@ -452,7 +514,9 @@ CHECKS: tuple[Check, ...] = (
     ports,
     domain_,
     processes,
+    machines,
     brokers,
+    streams,
     reports,
     queues,
     resources,
@@ -470,13 +534,14 @@ def _local_route(target: DoctorTarget) -> ConnectionRoute:
     trust = identities.open_keyring(target.settings)
     role = identities.OWN[identities.ADMINISTRATOR]
     creds = identities.credentials_file(trust, identities.ADMINISTRATOR, role)
-    return ConnectionRoute(servers, creds=creds, ca=(running.ca or "") if running is not None else "")
+    ca = (running.ca or "") if running is not None else ""
+    return ConnectionRoute(servers, creds=creds, ca=ca, proxy=target.settings.bus.proxy)
 
 
 async def _connect(route: ConnectionRoute) -> api.Bus:
     creds = await asyncio.to_thread(credentials_.Credentials.load, route.creds) if route.creds else None
     tls_context = await asyncio.to_thread(ssl.create_default_context, cafile=route.ca) if route.ca else None
-    return await connection.connect(route.servers, creds=creds, tls=tls_context)
+    return await connection.connect(route.servers, creds=creds, tls=tls_context, proxy=route.proxy or None)
 
 
 async def _clocks(bus: api.Bus, brokers: int) -> dict[str, float]:

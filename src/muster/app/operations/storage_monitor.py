@@ -167,7 +167,7 @@ class IntegrityMonitor:
         self._audit = request_audit.RequestAudit(context.bus, "bus")
         self._stack.push_async_callback(self._audit.close)
         self._file = context.folder.brokers / FILE
-        self._records = await asyncio.to_thread(_load, self._file)
+        self._records = await asyncio.to_thread(load, self._file)
         context.tasks.loop("sequences", self._compare_forever)
         context.tasks.loop("reading", self._read_forever)
 
@@ -279,7 +279,7 @@ async def connect(context: context_.ComponentContext) -> client.NatsBus:
     return bus
 
 
-def _load(file: Path) -> StreamRecords:
+def load(file: Path) -> StreamRecords:
     try:
         return msgspec.json.decode(file.read_bytes(), type=StreamRecords)
     except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -110,7 +110,7 @@ def access_of(
 
     async def locate() -> access.DomainAddress:
         if servers or config.locator:
-            return access.DomainAddress(servers, config.ca, config.locator)
+            return access.DomainAddress(servers, config.ca, config.locator, settings.bus.proxy)
         running = await asyncio.to_thread(folder.running)
         if running is None:
             raise errors.NotConnected(
@@ -118,7 +118,10 @@ def access_of(
                 hint="start it with `muster up`, or name its brokers with --server",
             )
         return access.DomainAddress(
-            running.servers, config.ca or running.ca or "", run=(running.pid, running.started_at_s)
+            running.servers,
+            config.ca or running.ca or "",
+            proxy=settings.bus.proxy,
+            run=(running.pid, running.started_at_s),
         )
 
     return access.DomainAccess(

@@ -84,6 +84,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     servers: tuple[str, ...]
     creds: str
     ca: str | None = None
+    proxy: str = ""
     keys: str = ""
     folder: str = ""
     zone: str = "default"
@@ -120,7 +121,7 @@ async def follow_alerts(
 async def connect(task: WorkerConfig, measure: metrics.Metrics) -> api.Bus:
     creds = await asyncio.to_thread(credentials.Credentials.load, pathlib.Path(task.creds))
     tls = await asyncio.to_thread(ssl.create_default_context, cafile=task.ca) if task.ca else None
-    return await client.connect(task.servers, creds=creds, tls=tls, measure=measure)
+    return await client.connect(task.servers, creds=creds, tls=tls, measure=measure, proxy=task.proxy or None)
 
 
 async def run(task: WorkerConfig, stop: asyncio.Event, ready: Callable[[], None]) -> None:

@@ -57,7 +57,9 @@ def _patient(invocation: command.Invocation) -> operations_doctor.DoctorTarget:
     place = home.Home.find(Path(chosen.home) if chosen.home else invocation.home)
     if name is not None and not chosen.home:
         creds = Path(chosen.creds) if chosen.creds else None
-        way = operations_doctor.ConnectionRoute(chosen.servers, chosen.locator, creds, chosen.ca)
+        way = operations_doctor.ConnectionRoute(
+            chosen.servers, chosen.locator, creds, chosen.ca, chosen.proxy
+        )
         return operations_doctor.DoctorTarget(place, settings.Settings(), None, way)
     if not place.settings_file.is_file():
         flags = {"domain.data_dir": str(place.root)}

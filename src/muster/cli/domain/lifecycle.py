@@ -13,6 +13,7 @@ from muster.core import units
 
 if TYPE_CHECKING:
     from muster.app import settings as app_settings
+    from muster.app.machines import program
 
 DETACH_TIMEOUT = "60s"
 LEFT_SHOWN = 8
@@ -93,24 +94,30 @@ def up(
     Runs in the foreground until Ctrl-C or SIGTERM; with --detach, in the background. With --with, --detach
     also waits until these parts are up, and fails with the reason if one is not.
     """
+    import sys
     import time
 
     from muster.app import home
+    from muster.app.machines import program
 
     started = time.monotonic()
+    place = home.Home.find(invocation.home)
+    program.ProgramChoice(place, sys.argv[1:]).hand_over()
     overrides = (*(f"{key}=true" for part in parts for key in PARTS[part][0]), *overrides)
     settings = config.load(invocation, overrides)
     folder = home.DomainFolder(settings.domain.folder)
-    home.Home.find(invocation.home).stamp()
+    place.stamp()
+    arguments = ["--home", str(place.root), "up"]
+    arguments += [word for override in overrides for word in ("--set", override)]
     if not detach:
-        _in_front(invocation, settings, ready_fd, log_file=log_file or ready_fd is not None)
+        log_file = log_file or ready_fd is not None
+        programs = program.ProgramChoice(place, [*arguments, *(["--log-file"] if log_file else [])])
+        _in_front(invocation, settings, ready_fd, log_file=log_file, programs=programs)
         return
     from muster.app import process
 
     with folder.hold():
         pass  # fail early, with a clear error, if the domain is running
-    arguments = ["--home", str(home.Home.find(invocation.home).root), "up"]
-    arguments += [word for override in overrides for word in ("--set", override)]
     with invocation.printer.waiting(f"starting the domain {settings.domain.name}"):
         pid = process.detach(arguments, folder, timeout_s=timeout_s)
     running = folder.running()
@@ -176,15 +183,22 @@ async def _pipeline_replies(invocation: command.Invocation) -> bool:
 
 
 def _in_front(
-    invocation: command.Invocation, settings: app_settings.Settings, ready_fd: int | None, *, log_file: bool
+    invocation: command.Invocation,
+    settings: app_settings.Settings,
+    ready_fd: int | None,
+    *,
+    log_file: bool,
+    programs: program.ProgramChoice,
 ) -> None:
     from muster.app import domain, log_files, process, service_manager
     from muster.app.components import factories
+    from muster.app.machines import program
 
     running = domain.Domain(
         settings,
         components=factories.components(settings),
         restarted=service_manager.is_present(os.environ),
+        programs=programs,
     )
 
     async def work() -> None:
@@ -204,10 +218,15 @@ def _in_front(
         running.folder.create()
         file = running.folder.logs / LOG_NAME
     end_log = log_files.configure(settings, file)
+    chosen = None
     try:
         command.run(process.run(running, work, stopping=invocation.printer.stopping))
+    except program.ProgramChanged as changed:
+        chosen = changed.chosen
     finally:
         end_log()
+    if chosen is not None:
+        programs.change(chosen, running.folder)
 
 
 def _dashboard(url: str | None) -> str:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from muster.app import enrolment, home
     from muster.app.machines import join_client, membership
 
-COLUMNS = ("name", "roles", "address", "broker?", "stores", "since")
+COLUMNS = ("name", "state", "version", "roles", "address", "broker?", "stores", "problem?", "since")
 
 
 @click.group(cls=command.MusterGroup, examples=[("muster machine list", "")])
@@ -36,10 +36,10 @@ def machine() -> None:
 @click.argument("name", required=False, default="")
 @click.option(
     "--roles",
-    default=",".join(machine_roles.ALL),
+    default=",".join(machine_roles.USUAL),
     show_default=True,
     metavar="ROLE,…",
-    help="What the machine runs.",
+    help=f"What the machine runs: of {', '.join(machine_roles.ALL)}.",
 )
 @click.option("--approval", is_flag=True, help="The machine has to be approved: `muster agent approve`.")
 @command.duration("--lifetime", "1h", "Lifetime of the token.")
@@ -82,7 +82,60 @@ def token(
 def list_(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
     """List the machines of the domain."""
     rows = registry_calls.ask_domain(invocation, to, lambda domain: domain.machines())
-    invocation.printer.rows([_row(known) for known in rows], COLUMNS, of="machine")
+    invocation.printer.rows([_row(known) | _report(known) for known in rows], COLUMNS, of="machine")
+
+
+def _report(row: membership.MachineRow) -> dict[str, object]:
+    """What the machine has reported; one that is silent shows nothing that may be over."""
+    if row.report is None or row.state == "silent":
+        return {"state": row.state, "version": None, "program": None, "problem": None}
+    problem = row.report.problem or row.report.refused_reason or None
+    return {
+        "state": row.state,
+        "version": row.report.version,
+        "program": row.report.program,
+        "problem": problem,
+    }
+
+
+@machine.command(
+    acts=("machine-upgrade", "{path}"),
+    examples=[
+        ("muster machine upgrade /opt/muster-2/bin/muster", "installed at this path on each machine"),
+        ("muster machine upgrade /opt/muster-1/bin/muster", "the way back"),
+    ],
+)
+@click.argument("path", metavar="PROGRAM", type=click.Path(dir_okay=False, path_type=Path))
+@command.duration("--timeout", "180s", "Time limit for each machine.")
+@connection.options
+@command.pass_invocation
+def upgrade(
+    invocation: command.Invocation, path: Path, timeout_s: float, to: connection.ConnectionOptions
+) -> None:
+    """Run all machines with another installation of Muster, one after the other.
+
+    PROGRAM is the path of its command `muster`, the same on each machine. A machine changes only while all
+    others work and all replicas of streams are current. If it does not work with PROGRAM, all machines return
+    to their former program, and the command fails. An interrupted command can be repeated. Processes of
+    resources run on.
+    """
+    from muster.app.components import bootstrap_client
+    from muster.app.machines import upgrade as upgrade_
+
+    with invocation.printer.waiting("upgrading"):
+        rows = connection.call(
+            invocation,
+            to,
+            lambda bus: upgrade_.upgrade(
+                bootstrap_client.BootstrapClient(bus, timeout_s=5.0),
+                str(path),
+                timeout_s=timeout_s,
+                say=invocation.printer.note,
+            ),
+        )
+    invocation.printer.done(
+        {"machines": [_row(row) | _report(row) for row in rows]}, f"{len(rows)} machines run {path}"
+    )
 
 
 def _row(known: membership.Machine) -> dict[str, object]:

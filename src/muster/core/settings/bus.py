@@ -26,6 +26,17 @@ class BusSettings(sections.SettingsSection, frozen=True, kw_only=True):
             "another broker."
         ),
     ] = ()
+    follow_machines: Annotated[
+        bool,
+        doc(
+            "Whether a machine without a broker connects to those of machines that joined later, in place of "
+            "`servers`. `muster join` turns it off if the token names addresses, or behind a proxy."
+        ),
+    ] = True
+    proxy: Annotated[
+        str,
+        doc("HTTP proxy (http://HOST:PORT) on the way to `servers`. Empty: none."),
+    ] = ""
     binary: Annotated[
         sections.FilePath,
         doc(
@@ -240,6 +251,9 @@ class BusSettings(sections.SettingsSection, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for url in self.servers:
             hosts.without_password(url, "bus.servers", "use credentials (`muster creds issue`)")
+        hosts.without_password(self.proxy, "bus.proxy", "run a proxy on this machine that has one")
+        if self.proxy and not self.servers:
+            raise errors.InvalidInput("bus.proxy is for bus.servers: a machine behind a proxy has no broker")
         if self.storage_brokers > self.brokers:
             raise errors.InvalidInput(
                 f"storage_brokers is {self.storage_brokers}, but brokers only {self.brokers}"

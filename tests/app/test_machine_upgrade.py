@@ -1,0 +1,132 @@
+"""A domain is upgraded machine by machine, and returns if one does not work (without real machines)."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from muster.app import home
+from muster.app.machines import membership, program, upgrade
+from muster.core import errors
+
+OLD, NEW = "/opt/1/bin/muster", "/opt/2/bin/muster"
+
+
+@dataclasses.dataclass
+class Fleet:
+    """Machines that change at once. ``refusing``: it runs its former program; ``silent``: it never replies
+    after its change; ``late``: the domain is not whole, for so many questions."""
+
+    names: tuple[str, ...] = ("a", "b", "c")
+    refusing: str = ""
+    silent: str = ""
+    late: int = 0
+
+    def __post_init__(self) -> None:
+        self.programs = dict.fromkeys(self.names, OLD)
+        self.refused: dict[str, program.ChosenProgram] = {}
+        self.acts: list[tuple[str, str]] = []
+
+    async def choose_program(self, machine: str, path: str) -> program.ChosenProgram:
+        chosen = program.ChosenProgram(path, time.time())
+        self.acts.append((machine, path))
+        if machine == self.refusing and path == NEW:
+            self.refused[machine] = chosen
+        else:
+            self.programs[machine] = path
+        return chosen
+
+    async def machines(self) -> list[membership.MachineRow]:
+        self.late -= 1
+        return [self._row(name) for name in self.names]
+
+    def _row(self, name: str) -> membership.MachineRow:
+        report = membership.MachineReport(
+            version="1",
+            program=self.programs[name],
+            problem="streams: replicas are not current" if self.late > 0 else "",
+            refused=self.refused.get(name),
+            refused_reason="it ended at its start",
+        )
+        is_silent = name == self.silent and self.programs[name] == NEW
+        return membership.MachineRow(
+            name=name, roles=(), address="-", since_s=0, report=report, age_s=60.0 if is_silent else 0.0
+        )
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upgrade, "SETTLE_S", 0.02)
+    monkeypatch.setattr(upgrade, "LOOK_S", 0.005)
+
+
+async def test_each_machine_changes_when_the_one_before_works():
+    fleet = Fleet()
+    rows = await upgrade.upgrade(fleet, NEW, timeout_s=5, say=lambda _: None)
+    assert fleet.acts == [("a", NEW), ("b", NEW), ("c", NEW)]
+    assert {row.report.program for row in rows if row.report} == {NEW}
+    await upgrade.upgrade(fleet, NEW, timeout_s=5, say=lambda _: None)
+    assert len(fleet.acts) == 3, "nothing is left to be done"
+
+
+async def test_a_program_that_does_not_work_takes_all_machines_back():
+    fleet = Fleet(refusing="b")
+    with pytest.raises(errors.Refused, match="it ended at its start; all machines run their former programs"):
+        await upgrade.upgrade(fleet, NEW, timeout_s=5, say=lambda _: None)
+    assert fleet.programs == dict.fromkeys("abc", OLD)
+    assert fleet.acts == [("a", NEW), ("b", NEW), ("b", OLD), ("a", OLD)]
+
+
+async def test_a_machine_that_does_not_return_takes_all_machines_back():
+    fleet = Fleet(silent="c")
+    with pytest.raises(errors.Refused, match="c is silent"):
+        await upgrade.upgrade(fleet, NEW, timeout_s=0.2, say=lambda _: None)
+    assert fleet.programs == dict.fromkeys("abc", OLD)
+
+
+async def test_nothing_changes_while_a_replica_is_not_current():
+    fleet = Fleet(late=10**9)
+    with pytest.raises(errors.TimedOut, match="a: streams: replicas are not current"):
+        await upgrade.upgrade(fleet, NEW, timeout_s=0.2, say=lambda _: None)
+    assert fleet.acts == []
+    fleet.late = 20
+    await upgrade.upgrade(fleet, NEW, timeout_s=5, say=lambda _: None)
+    assert len(fleet.acts) == 3
+
+
+def script(path: Path, text: str) -> program.ChosenProgram:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return program.ChosenProgram(str(path), time.time())
+
+
+def test_a_program_that_prints_no_version_is_refused_before_anything_stops(tmp_path: Path):
+    choice = program.ProgramChoice(home.Home(tmp_path))
+    broken = script(tmp_path / "broken", "echo no such library >&2; exit 1")
+    assert not choice.check(broken)
+    assert choice.load().refused == broken
+    assert "no such library" in choice.load().reason
+    works = script(tmp_path / "works", """echo '{"muster": "9"}'""")
+    assert choice.check(works)
+    assert not choice.check(msgspec.structs.replace(works, path=program.current()))
+
+
+def test_up_hands_over_to_the_chosen_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    chosen = script(tmp_path / "works", "true")
+    choice = program.ProgramChoice(home.Home(tmp_path), ["up", "--detach"])
+    choice.store(program.ProgramRecord(path=chosen.path))
+    became: list[tuple[str, list[str], str]] = []
+
+    def execve(path: str, words: list[str], environment: dict[str, str]) -> None:
+        became.append((path, words, environment[program.VARIABLE]))
+
+    monkeypatch.setattr("os.execve", execve)
+    choice.hand_over()
+    assert became == [(chosen.path, [chosen.path, "up", "--detach"], chosen.path)]
+    Path(chosen.path).unlink()
+    with pytest.raises(errors.NotFound, match="this home is run by"):
+        choice.hand_over()

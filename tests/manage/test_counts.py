@@ -72,6 +72,16 @@ def test_instances_have_stable_names_and_values_of_their_own():
     assert apply(state, entry("web", 0)) == {}
 
 
+def test_instances_are_a_group_of_their_own():
+    state = fleet(a={})
+    specs = apply(state, entry("web", 2), entry("api", 1, group="front"), entry("one", agent="a"))
+    assert [specs[name].group for name in ("web-1", "web-2", "api-1", "one")] == [
+        *("web", "web", "front", "default")
+    ]
+    later = apply(state, entry("late", agent="a", depends_on=["group:web"]))
+    assert later["late"].depends_on == ("web-1", "web-2")
+
+
 def test_braces_of_an_entry_without_a_count_stay():
     (spec,) = place(fleet(**ZONES), entry("web", agent="a1", config={"value": "{index}"}))
     assert spec.config == {"value": "{index}"}

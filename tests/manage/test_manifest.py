@@ -153,6 +153,7 @@ def test_packed_entries_cannot_become_too_large():
         ("schedule: {cron: '@daily', concurrency: no}", 11, "schedule.concurrency", "Expected `str`"),
         ("schedule: {cron: '@daily'}\n    update: {}", 12, "update", "periodic job"),
         ("job: {keep: 0}", 11, "job.keep", ">= 1"),
+        ("update: {healthy_deadline_s: 5}", 11, "update.healthy_deadline_s", "no update can succeed"),
         ("hooks: {post_strat: {command: [x]}}", 11, "hooks.post_strat", "unknown field"),
         ("hooks: {pre_stop: {command: []}}", 11, "hooks.pre_stop.command", "length >= 1"),
         ("hooks: {pre_stop: {command: [x], timeout_s: 0}}", 11, "hooks.pre_stop.timeout_s", "> 0"),

@@ -321,6 +321,25 @@ def test_a_deletion_ends_without_its_machine():
     play(scenario)
 
 
+def test_a_silent_machine_gets_something_new_only_if_no_other_can_have_it():
+    async def scenario(world: MovingWorld) -> None:
+        world.net.cut("a")
+        await asyncio.sleep(1.5 * protocol.HELLO_S + 1)
+        entries = [
+            {"name": "spread", "type": "memory", "count": 2},
+            {"name": "free", "type": "memory", "where": "zone <> 'x'"},
+            {"name": "bound", "type": "memory", "where": "zone = 'zone-a'"},
+        ]
+        text = json.dumps({"resources": entries})
+        assert all(step.act == "create" for step in await world.client.plan(text))
+        await world.client.apply(text)
+        agents = {row.name: row.agent for row in await world.client.get()}
+        assert sorted([agents["spread-1"], agents["spread-2"]]) == ["b", "c"]
+        assert (agents["free"] in "bc", agents["bound"]) == (True, "a")
+
+    play(scenario)
+
+
 def test_a_changed_policy_counts_when_the_agent_enforces_it():
     async def scenario(world: MovingWorld) -> None:
         await world.run("web")

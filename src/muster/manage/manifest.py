@@ -36,6 +36,7 @@ its value.
 from __future__ import annotations
 
 import base64
+import functools
 import graphlib
 import hashlib
 import re
@@ -60,6 +61,7 @@ ENTRIES_BYTES_MAX = 16 << 20  # with all defaults
 NODES_MAX = 200_000
 DEPTH_MAX = 40
 GROUP = "group:"
+DEFAULT_GROUP = "default"
 REFERENCE_HINT = 'refer to it: {secret: "file:PATH"}, {secret: "env:NAME"} or {secret: "store:NAME"}'
 
 NAME_MAX = 128
@@ -113,7 +115,13 @@ class ManifestEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         doc("How its agent is selected. With it or `count`, neither `agent` nor `where` is required."),
     ] = None
     config: Annotated[dict[str, Any], doc("Its configuration; the fields depend on the type.")] = {}
-    group: Annotated[Name, doc("The group it belongs to, for predicates and `depends_on`.")] = "default"
+    group: Annotated[
+        Name,
+        doc(
+            "The group it belongs to, for predicates, `depends_on` and updates; instances of an entry with a "
+            "`count` belong to one of its name by default."
+        ),
+    ] = DEFAULT_GROUP
     labels: Annotated[dict[Name, str], doc("Names and values for predicates.")] = {}
     depends_on: Annotated[
         tuple[str, ...],
@@ -150,6 +158,11 @@ class ManifestEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         protocol.JobSchedule | None,
         doc("It is a periodic job. Without `agent`, an agent is selected for each run."),
     ] = None
+
+    @property
+    def group_name(self) -> str:
+        is_own = self.count is not None and self.group == DEFAULT_GROUP
+        return self.name if is_own else self.group
 
 
 class ManifestDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -190,18 +203,13 @@ def read(
     for number, entry in enumerate(entries):
         _check_move_and_job(entry, number, entries, lines, can_move)
         if entry.hooks is not None and not has_hooks(entry.type):
-            path: tuple[str | int, ...] = ("resources", number, "hooks")
-            raise ManifestError(
-                f"resources of the type {entry.type!r} have no hooks",
-                line=_line(lines, path),
-                field=_dotted(path),
-                hint="remove them; processes have hooks",
-            )
+            message = f"resources of the type {entry.type!r} have no hooks"
+            raise _refusal(lines, number, "hooks", message, "remove them; processes have hooks")
     places: dict[str, tuple[str | int, ...]] = {
         entry.name: ("resources", number) for number, entry in enumerate(entries)
     }
     for number, topology in enumerate(document.topologies):
-        path = ("topologies", number)
+        path: tuple[str | int, ...] = ("topologies", number)
         try:
             expanded = [msgspec.convert(entry, ManifestEntry) for entry in topologies.expand(topology)]
         except errors.InvalidInput as error:
@@ -270,7 +278,7 @@ def specification(
         type=entry.type,
         agent=agent,
         config=config,
-        group=entry.group,
+        group=entry.group_name,
         labels=labels,
         depends_on=tuple(need for need in needed if need != name),
         desired=entry.desired,
@@ -410,12 +418,7 @@ def _to_plain(root: yaml.Node | None, lines: Lines) -> Any:
 
 def _checked(entry: ManifestEntry, number: int, checks: Mapping[str, Check], lines: Lines) -> ManifestEntry:
     path: tuple[str | int, ...] = ("resources", number)
-
-    def refuse(field: str, message: str, hint: str | None = None) -> ManifestError:
-        return ManifestError(
-            message, line=_line(lines, (*path, field)), field=_dotted((*path, field)), hint=hint
-        )
-
+    refuse = functools.partial(_refusal, lines, number)
     if entry.type not in checks:
         raise refuse("type", f"no type {entry.type!r}", field_hints.nearest(entry.type, sorted(checks)))
     is_anywhere = entry.count is not None or entry.placement is not None
@@ -432,6 +435,13 @@ def _checked(entry: ManifestEntry, number: int, checks: Mapping[str, Check], lin
             parser.parse(predicate) if predicate is not None else None
         except errors.MusterError as error:
             raise refuse(".".join(field), error.message, error.hint) from error
+    if (update := entry.update) is not None and update.min_healthy_time_s >= update.healthy_deadline_s:
+        raise refuse(
+            "update.healthy_deadline_s",
+            f"no update can succeed: the deadline is after {update.healthy_deadline_s:g} s, and a resource has "
+            f"to be up for {update.min_healthy_time_s:g} s before",
+            "a deadline that is longer than `min_healthy_time_s` and the start together",
+        )
     if entry.count and len(f"{entry.name}-{entry.count}") > NAME_MAX:
         raise refuse("name", f"with the numbers of its instances it is longer than {NAME_MAX} characters")
     for dependency in entry.depends_on:
@@ -464,10 +474,7 @@ def _check_move_and_job(
     lines: Lines,
     can_move: Callable[[str], bool],
 ) -> None:
-    def refuse(field: str, message: str, hint: str | None = None) -> ManifestError:
-        path: tuple[str | int, ...] = ("resources", number, *field.split("."))
-        return ManifestError(message, line=_line(lines, path), field=_dotted(path), hint=hint)
-
+    refuse = functools.partial(_refusal, lines, number)
     if entry.reschedule is not None and entry.config.get("pid_file"):
         raise refuse("config.pid_file", "a process that may move cannot be adopted", "remove `reschedule`")
     if entry.reschedule is not None:
@@ -506,12 +513,9 @@ def _check_move_and_job(
         raise refuse("schedule.cron", error.message, error.hint) from error
     for other_number, other in enumerate(entries):
         if entry.name in other.depends_on:
-            path = ("resources", other_number, "depends_on")
-            raise ManifestError(
-                f"{entry.name!r} is a periodic job, which nothing can depend on",
-                line=_line(lines, path),
-                field=_dotted(path),
-                hint="depend on a job without a `schedule`",
+            message = f"{entry.name!r} is a periodic job, which nothing can depend on"
+            raise _refusal(
+                lines, other_number, "depends_on", message, "depend on a job without a `schedule`"
             )
 
 
@@ -549,13 +553,13 @@ def _require_acyclic(
 ) -> None:
     groups: dict[str, list[str]] = {}
     for entry in entries:
-        groups.setdefault(entry.group, []).append(entry.name)
+        groups.setdefault(entry.group_name, []).append(entry.name)
     needs: dict[str, list[str]] = {}
     for entry in entries:
         named = [
             groups.get(name.removeprefix(GROUP), []) for name in entry.depends_on if name.startswith(GROUP)
         ]
-        itself = f"{GROUP}{entry.group}" in entry.depends_on
+        itself = f"{GROUP}{entry.group_name}" in entry.depends_on
         if sum(map(len, named)) - itself > protocol.DEPENDENCIES_MAX:
             path = (*places[entry.name], "depends_on")
             error = too_many_dependencies(entry.name)
@@ -573,6 +577,14 @@ def _require_acyclic(
 
 
 # Positions of errors
+
+
+def _refusal(
+    lines: Lines, number: int, field: str, message: str, hint: str | None = None
+) -> ManifestError:
+    """Of a field of an entry, such as ``placement.affinity``."""
+    path = ("resources", number, *field.split("."))
+    return ManifestError(message, line=_line(lines, path), field=_dotted(path), hint=hint)
 
 
 def _manifest_error(

@@ -24,9 +24,12 @@ MOVES_MAX = 500  # of a rebalancing
 
 
 def place_entries(
-    state: assignments.AssignmentProcessor, raw: manifest.Entries
+    state: assignments.AssignmentProcessor,
+    raw: manifest.Entries,
+    is_silent: Callable[[str], bool] = lambda agent: False,
 ) -> list[protocol.ResourceSpec]:
-    """Specifications of ``raw`` entries, checked against the existing resources.
+    """Specifications of ``raw`` entries, checked against the existing resources. An agent that ``is_silent``
+    gets something new only if no other may have it.
 
     A fleet is applied in parts, so the cost depends on the number of entries, not on the size of the fleet.
     """
@@ -53,7 +56,7 @@ def place_entries(
         for name, entry in named.items():
             if entry.schedule is not None:
                 continue
-            by_group[f"{manifest.GROUP}{entry.group}"].add(name)
+            by_group[f"{manifest.GROUP}{entry.group_name}"].add(name)
             by_group[entry.name].add(name)
         return by_group
 
@@ -64,7 +67,7 @@ def place_entries(
             return sorted(members().get(dependency, ())) or [dependency]
         return [dependency]
 
-    agents = _Agents(state)
+    agents = _Agents(state, is_silent=is_silent)
     specs = []
     for entry in entries:
         for name, index in manifest.instances(entry.name, entry.count):
@@ -187,15 +190,17 @@ class _Agents:
         state: assignments.AssignmentProcessor,
         leaving: Collection[str] = (),
         suitable: Callable[[str], bool] = lambda agent: True,
+        is_silent: Callable[[str], bool] = lambda agent: False,
     ) -> None:
         self._state = state
+        self._is_silent = functools.cache(is_silent)
         self._leaving = set(leaving)  # resources that do not stay where they are
         self._left_by: collections.Counter[str] = collections.Counter()  # by agent: their number, as `leave`
         self._suitable = suitable
         self._requested: dict[str, list[float]] = {}  # by agent: cores and memory
         self._chosen: dict[str, list[protocol.ResourceSpec]] = collections.defaultdict(list)  # by agent
         # By expression and type: all agents that match, and those that accept resources, by their load
-        self._matching: dict[tuple[str | None, str], tuple[set[str], list[tuple[int, str]]]] = {}
+        self._matching: dict[tuple[str | None, str], tuple[set[str], list[tuple[bool, int, str]]]] = {}
         # By predicate: how many resources that match an agent hosts
         self._hosting: dict[str, collections.Counter[str]] = {}
         self._new: set[str] = set()
@@ -236,7 +241,7 @@ class _Agents:
             if spec.agent not in agents:
                 better = best, f"{spec.agent} does not match any more"
             else:
-                new, old = rank(best)[:3], rank(spec.agent)[:3]
+                new, old = rank(best)[1:4], rank(spec.agent)[1:4]
                 reasons = (
                     "its zone has more of its instances",
                     "its agent has more of its instances",
@@ -285,17 +290,17 @@ class _Agents:
             return min(agents, key=self._ranking(entry))
         if not least:
             raise self._none_accepts(entry, name)
-        while (count := self._count(least[0][1])) != least[0][0]:  # the load has changed meanwhile
-            heapq.heapreplace(least, (count, least[0][1]))
-        return least[0][1]
+        while (count := self._count(least[0][-1])) != least[0][1]:  # the load has changed meanwhile
+            heapq.heapreplace(least, (least[0][0], count, least[0][-1]))
+        return least[0][-1]
 
-    def _least_loaded(self, entry: manifest.ManifestEntry) -> list[tuple[int, str]]:
+    def _least_loaded(self, entry: manifest.ManifestEntry) -> list[tuple[bool, int, str]]:
         """Agents that match the expression and accept resources: a heap, by a load that may be outdated."""
         key = (entry.where, entry.type)
         if key not in self._matching:
             names = _matching_agents(self._state, entry)
             least = [
-                (self._count(name), name)
+                (self._is_silent(name), self._count(name), name)
                 for name in names
                 if not self._state.agents[name].cordoned and self._suitable(name)
             ]
@@ -305,7 +310,7 @@ class _Agents:
 
     def _accepting(self, entry: manifest.ManifestEntry, name: str) -> list[str]:
         """Raises `errors.Unavailable` if there are none."""
-        agents = [agent for _, agent in self._least_loaded(entry)]
+        agents = [agent for _, _, agent in self._least_loaded(entry)]
         if not agents:
             raise self._none_accepts(entry, name)
         return agents
@@ -349,16 +354,17 @@ class _Agents:
             )
         return left
 
-    def _ranking(self, entry: manifest.ManifestEntry) -> Callable[[str], tuple[int, int, int, str]]:
+    def _ranking(self, entry: manifest.ManifestEntry) -> Callable[[str], tuple[bool, int, int, int, str]]:
         """The lower, the better."""
         placement, spread = entry.placement or protocol.Placement(), self._spread[entry.name]
         zones: collections.Counter[str] = collections.Counter()
         for agent, count in spread.items():
             zones[self._state.zone_of(agent)] += count
 
-        def rank(agent: str) -> tuple[int, int, int, str]:
+        def rank(agent: str) -> tuple[bool, int, int, int, str]:
             in_zone = zones[self._state.zone_of(agent)] if placement.spread == "zone" else 0
-            return in_zone, spread[agent] if placement.spread != "none" else 0, self._count(agent), agent
+            on_agent = spread[agent] if placement.spread != "none" else 0
+            return self._is_silent(agent), in_zone, on_agent, self._count(agent), agent
 
         return rank
 

@@ -195,8 +195,7 @@ class RegistryHandlers:
 
     async def _apply(self, by: str, entries: manifest.Entries) -> rows.ApplyResult:
         async with self._registry.writing() as state:
-            specs = await asyncio.to_thread(agent_selection.place_entries, state, entries)
-            self._secret_store.check(specs)
+            specs = await self._place(state, entries)
             targets = self.rollouts.targets()
             counted = await asyncio.to_thread(agent_selection.counted_entries, entries)
             if joined := _same_update(state, specs, targets, counted):
@@ -226,15 +225,30 @@ class RegistryHandlers:
 
     async def _plan(self, entries: manifest.Entries, after: str = "") -> dict[str, Any]:
         """A page of the plan; ``after`` is the number of the last step of the previous page."""
-        return await asyncio.to_thread(_page_of_plan, self._registry.state.snapshot(), entries, after)
+        state = self._registry.state.snapshot()
+        specs = await self._place(state, entries)
+        return await asyncio.to_thread(_page_of_plan, state, specs, entries, after)
+
+    async def _place(
+        self, state: assignments.AssignmentProcessor, entries: manifest.Entries
+    ) -> list[protocol.ResourceSpec]:
+        """Specifications that can be applied."""
+        presence, now = self._registry.presence, asyncio.get_running_loop().time()
+        specs = await asyncio.to_thread(
+            agent_selection.place_entries,
+            state,
+            entries,
+            lambda agent: moves.is_silent(state, presence, agent, now),
+        )
+        self._secret_store.check(specs)
+        return specs
 
     async def _create(self, by: str, entry: dict[str, Any]) -> rows.ResourceDescription:
         """Create a resource that must not exist yet."""
         async with self._registry.writing() as state:
             if entry.get("count") is not None:
                 raise errors.InvalidInput("an entry with a `count` is several resources: apply it")
-            (spec,) = await asyncio.to_thread(agent_selection.place_entries, state, [entry])
-            self._secret_store.check([spec])
+            (spec,) = await self._place(state, [entry])
             if spec.name in state.resources:
                 raise errors.AlreadyExists(f"the resource {spec.name!r} already exists")
             await self._registry.commit(state.apply([spec], by))
@@ -261,12 +275,11 @@ class RegistryHandlers:
             entry = before | changes | {"name": name}
             if entry.get("count") is not None:
                 raise errors.InvalidInput("the `count` of an entry changes with its manifest: apply that")
-            (spec,) = await asyncio.to_thread(agent_selection.place_entries, state, [entry])
+            (spec,) = await self._place(state, [entry])
             template = {} if changes.keys() & {"config", "labels"} else known.spec.template
             spec = msgspec.structs.replace(
                 spec, entry=known.spec.entry, index=known.spec.index, template=template
             )
-            self._secret_store.check([spec])
             update = state.apply([spec], by)
             if update:
                 await self._registry.commit(update)
@@ -648,9 +661,11 @@ def _notes(
 
 
 def _page_of_plan(
-    state: assignments.AssignmentProcessor, entries: manifest.Entries, after: str
+    state: assignments.AssignmentProcessor,
+    specs: list[protocol.ResourceSpec],
+    entries: manifest.Entries,
+    after: str,
 ) -> dict[str, Any]:
-    specs = agent_selection.place_entries(state, entries)
     counted = agent_selection.counted_entries(entries)
     steps = update_plan.plan(state.resources, specs, state.zone_of, state.deviating, counted)
     start = int(after) + 1 if after.isdecimal() else 0

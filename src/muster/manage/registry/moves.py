@@ -81,9 +81,16 @@ def is_suitable(
     state: assignments.AssignmentProcessor, presence: views.AgentPresence, agent: str, now: float
 ) -> bool:
     """Whether an agent had contact lately."""
-    times = [state.resources[name].stop_after_s for name in state.movable(agent)]
+    return presence.state(agent, now) == "up" and not is_silent(state, presence, agent, now)
+
+
+def is_silent(
+    state: assignments.AssignmentProcessor, presence: views.AgentPresence, agent: str, now: float
+) -> bool:
+    """Whether an agent had no contact for longer than usual: its machine may be lost."""
+    times = [state.resources[name].stop_after_s for name in tuple(state.movable(agent))]
     limit = min(times) * RENEWALS_MISSED if times else 1.5 * protocol.HELLO_S
-    return presence.state(agent, now) == "up" and now - presence.contact_at(agent) < limit
+    return now - presence.contact_at(agent) >= limit
 
 
 def note_placed(state: assignments.AssignmentProcessor, presence: views.AgentPresence, now: float) -> None:

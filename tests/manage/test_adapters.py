@@ -379,12 +379,21 @@ class TestSystemdAdapter(contract.AdapterContract):
         self.active.unlink()
         return True
 
-    async def test_a_missing_systemd_is_reported(self, host, config, monkeypatch):
+    @pytest.mark.parametrize("is_installed", [False, True])
+    async def test_without_systemd_nothing_is_made_and_a_deletion_ends(
+        self, host, config, monkeypatch, tmp_path, is_installed
+    ):
+        program = tmp_path / "other"
+        if is_installed:  # in a container
+            program.write_text("#!/bin/sh\necho 'System has not been booted with systemd' >&2; exit 1\n")
+            program.chmod(0o755)
         with monkeypatch.context() as patched:
-            patched.setattr(systemd, "PROGRAM", "/no/such/systemctl")
+            patched.setattr(systemd, "PROGRAM", str(program))
             answer = await self.do(host, "create", config=config)
-        assert answer.outcome is messages.DecisionOutcome.FAILED
-        assert answer.code == errors.MissingDependency.code
+            assert answer.outcome is messages.DecisionOutcome.FAILED
+            assert answer.code == errors.MissingDependency.code
+            deleted = await self.do(host, "delete")
+            assert deleted.outcome is messages.DecisionOutcome.DONE
 
     async def test_the_next_look_corrects_a_late_observation(self, host, config):
         await self.do(host, "create", config=config)

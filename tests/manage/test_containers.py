@@ -96,7 +96,8 @@ async def test_a_missing_engine_is_unavailable_and_says_what_to_do(tmp_path):
     with pytest.raises(errors.Refused, match=r"podman\.socket"):
         await adapter.create(config, start=True)
     assert adapter._observed().state is health.HealthState.DOWN
-    await adapter.close()
+    await adapter.delete()  # nothing was made that the engine would have to remove
+    assert not (await adapter.observe()).exists
 
 
 def memory_limits(pid: int) -> set[str]:

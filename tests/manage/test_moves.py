@@ -451,9 +451,7 @@ def test_instances_are_rebalanced_on_request_and_one_after_the_other():
         assert [(row.name, row.agent, row.to) for row in planned] == [("w-1", "a", "b"), ("w-2", "a", "c")]
         assert {row.reason for row in planned} == {"its zone has more of its instances"}
         assert await world.client.rebalance_plan("name = 'w-4'") == [
-            rows.MoveRow(
-                name="w-4", type="memory", group="default", agent="a", to="b", reason=planned[0].reason
-            )
+            rows.MoveRow(name="w-4", type="memory", group="w", agent="a", to="b", reason=planned[0].reason)
         ]
         begun = await world.client.rebalance()
         least = len(names)

@@ -78,14 +78,34 @@ async def test_what_clears_its_environment_is_killed_too(guard, tmp_path, comman
     )
 
     def without_mark() -> set[int]:
-        return watchdog._processes_of({watchdog.MARK + token.encode()}, set()) - set(
-            os_process.members(token)
-        )
+        return watchdog.processes_of({watchdog.MARK + token.encode()}, set()) - set(os_process.members(token))
 
     cleared = await eventually(without_mark)
     await asyncio.to_thread(guard.keep, watchdog.elapsed_s() - 5.0, 5.0)
     await asyncio.to_thread(os.waitpid, leader, 0)
     await eventually(lambda: not any(map(os_process.start_time, cleared)))
+
+
+@pytest.fixture
+def engine_of(tmp_path):
+    """The process that an engine keeps for a container; what runs in that has no mark."""
+    id = f"{os.getpid():064x}"
+    words = "env -i setsid sleep 600 & wait; echo; exec sleep 600"
+    engine = subprocess.Popen(["sh", "-c", words, "conmon", "-c", id], stdout=subprocess.PIPE)
+    yield id, engine
+    engine.kill()
+    engine.communicate()
+
+
+async def test_what_runs_in_a_container_is_killed_and_its_engine_is_not(guard, tmp_path, engine_of):
+    id, engine = engine_of
+    record = {"name": "moves", "stop_after_s": 5.0, "runtime": {"container": id}}
+    (tmp_path / "moves.json").write_text(json.dumps(record))
+    (tmp_path / "odd.json").write_text(json.dumps({"stop_after_s": 5.0, "runtime": 1}))
+    await eventually(lambda: watchdog.processes_of({id.encode()}, set()))
+    await asyncio.to_thread(guard.keep, watchdog.elapsed_s() - 5.0, 5.0)
+    assert await asyncio.to_thread(engine.stdout.read, 1), "its child has ended"
+    assert engine.poll() is None
 
 
 def test_a_look_follows_each_deadline_at_once():

@@ -141,7 +141,7 @@ class ManifestEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         protocol.ReschedulePolicy | None,
         doc(
             "Start it on another agent if its machine is lost. Not with `agent`, and only for types whose "
-            "adapter supports it, such as process."
+            "adapter supports it, such as process and container."
         ),
     ] = None
     hooks: Annotated[
@@ -438,8 +438,8 @@ def _checked(entry: ManifestEntry, number: int, checks: Mapping[str, Check], lin
     if (update := entry.update) is not None and update.min_healthy_time_s >= update.healthy_deadline_s:
         raise refuse(
             "update.healthy_deadline_s",
-            f"no update can succeed: the deadline is after {update.healthy_deadline_s:g} s, and a resource has "
-            f"to be up for {update.min_healthy_time_s:g} s before",
+            f"no update can succeed: a resource has to be up for {update.min_healthy_time_s:g} s within "
+            f"{update.healthy_deadline_s:g} s",
             "a deadline that is longer than `min_healthy_time_s` and the start together",
         )
     if entry.count and len(f"{entry.name}-{entry.count}") > NAME_MAX:
@@ -514,9 +514,7 @@ def _check_move_and_job(
     for other_number, other in enumerate(entries):
         if entry.name in other.depends_on:
             message = f"{entry.name!r} is a periodic job, which nothing can depend on"
-            raise _refusal(
-                lines, other_number, "depends_on", message, "depend on a job without a `schedule`"
-            )
+            raise _refusal(lines, other_number, "depends_on", message, "depend on a job without a `schedule`")
 
 
 def find_plaintext_secret(config: Any, path: tuple[str | int, ...] = ()) -> tuple[str | int, ...] | None:
@@ -579,9 +577,7 @@ def _require_acyclic(
 # Positions of errors
 
 
-def _refusal(
-    lines: Lines, number: int, field: str, message: str, hint: str | None = None
-) -> ManifestError:
+def _refusal(lines: Lines, number: int, field: str, message: str, hint: str | None = None) -> ManifestError:
     """Of a field of an entry, such as ``placement.affinity``."""
     path = ("resources", number, *field.split("."))
     return ManifestError(message, line=_line(lines, path), field=_dotted(path), hint=hint)

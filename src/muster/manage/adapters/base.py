@@ -88,6 +88,7 @@ class AdapterContext:
     save: Callable[[], Awaitable[None]] = _nothing_to_save
     broker_access: Callable[[], Awaitable[BrokerAccess]] | None = None  # None: this agent may not run brokers
     generation: int = 0  # of the desired state that the current or last call applies
+    may_move: Callable[[], bool] = lambda: False  # whether it is stopped to be started on another machine
     hooks: protocol.Hooks | None = None
 
     async def secret(self, reference: Mapping[str, str]) -> str:
@@ -109,6 +110,7 @@ class Adapter(abc.ABC):
     #: Whether its resource is processes with `mark` in their environment, and nothing else: a watchdog can
     #: end them even if the agent is frozen, so that it may be started on another machine.
     can_move: ClassVar[bool] = False
+    can_be_ended = True  # whether the watchdog can, for what is running now
     has_hooks: ClassVar[bool] = False  # whether it calls `run_hook` after each start and before each stop
     starts = 0  # by this object; for metrics
     _config: Any = None  # None: its resource does not exist

@@ -7,6 +7,7 @@ permission).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import pathlib
 from typing import Annotated
 
@@ -22,6 +23,7 @@ doc = sections.field_doc
 
 PROGRAM = "systemctl"
 TIMEOUT_S = 30.0
+NOT_RUNNING = "not been booted with systemd"
 
 _GONE = {"LoadState=not-found", "ActiveState=inactive"}
 _STATES = {
@@ -81,14 +83,16 @@ class SystemdAdapter(base.Adapter):
     async def delete(self) -> None:
         if self._config is None:
             return
-        shown = await self._systemctl("show", "--property=LoadState,ActiveState", unit=True)
-        if not _GONE.issubset(shown.split()):  # a program that was removed took its unit with it
-            await self.do_stop()
+        with contextlib.suppress(errors.MissingDependency):  # without systemd, no unit runs
+            shown = await self._systemctl("show", "--property=LoadState,ActiveState", unit=True)
+            if not _GONE.issubset(shown.split()):  # a program that was removed took its unit with it
+                await self.do_stop()
         await self.close()
         former = self._former()
         if self._config.definition or (former and former.definition):
             await asyncio.to_thread(_path(self._config).unlink, missing_ok=True)
-            await self._systemctl("daemon-reload")
+            with contextlib.suppress(errors.MissingDependency):
+                await self._systemctl("daemon-reload")
         self.context.runtime.pop("unit", None)
         self._config = None
 
@@ -141,6 +145,8 @@ class SystemdAdapter(base.Adapter):
             raise errors.MissingDependency(f"systemd is not available on this machine: {error}") from error
         if done.exit_code:
             reason = done.errors.decode("utf-8", "replace").strip()[:500]
+            if NOT_RUNNING in reason:
+                raise errors.MissingDependency(f"systemd does not run on this machine: {reason}")
             raise errors.Refused(f"systemctl {arguments[0]}: {reason}")
         return done.output.decode("utf-8", "replace")
 

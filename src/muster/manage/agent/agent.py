@@ -260,7 +260,8 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
         """Enforce what the registry says of these resources, and report it."""
         for name in times.keys() & set(names):
             hosted = self.hosted[name]
-            can_move = hosted.adapter is not None and hosted.adapter.can_move
+            adapter = hosted.adapter
+            can_move = adapter is not None and adapter.can_move and adapter.can_be_ended
             is_adopted = bool((hosted.record.config or {}).get("pid_file"))
             after_s = times[name] if self.deadlines.is_enforced and can_move and not is_adopted else 0.0
             if hosted.record.config is None or hosted.record.stop_after_s == after_s:

@@ -428,6 +428,7 @@ class ResourceHost(abc.ABC):
                 stored_secret=functools.partial(self._stored_secret, hosted),
                 save=functools.partial(self._save_run, hosted),
                 broker_access=self.broker_access,
+                may_move=lambda: bool(hosted.record.stop_after_s),
                 hooks=hosted.record.hooks,
             )
         return hosted

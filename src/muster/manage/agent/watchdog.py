@@ -2,7 +2,8 @@
 
 An agent that is frozen or killed cannot stop the resources that may by now be started on another machine
 (`deadlines`). The watchdog can: it reads when the agent last renewed, and kills the processes of each
-resource whose deadline has passed, by their mark (`muster.supervision.os_process.MARK`).
+resource whose deadline has passed, by their mark (`muster.supervision.os_process.MARK`), and those of its
+container, by the process that the engine keeps for it.
 
 The agent starts it as ``python -I -S watchdog.py FOLDER``. It uses the standard library only, so that it
 starts quickly and needs little memory. It ends when the agent has nothing any more that may move.
@@ -49,14 +50,16 @@ def read_renewal(folder: pathlib.Path) -> tuple[float, float] | None:
 
 
 def marked_times(folder: pathlib.Path) -> dict[bytes, float]:
-    """By mark: the time without contact after which its processes are killed."""
+    """By mark, or id of a container: the time without contact after which its processes are killed."""
     times = {}
     for path in folder.glob("*.json"):
-        with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
+        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
             record = json.loads(path.read_bytes())
-            after_s, mark = record.get("stop_after_s"), record.get("mark")
-            if after_s and mark:
-                times[MARK + mark.encode()] = after_s * KILL_SHARE
+            if after_s := record.get("stop_after_s"):
+                if mark := record.get("mark"):
+                    times[MARK + mark.encode()] = after_s * KILL_SHARE
+                if container := record.get("runtime", {}).get("container"):
+                    times[container.encode()] = after_s * KILL_SHARE
     return times
 
 
@@ -65,7 +68,7 @@ def kill(marks: set[bytes]) -> int:
     killed: set[int] = set()
     sessions: set[int] = set()
     for _ in range(ROUNDS_MAX):  # what they start meanwhile is killed too
-        if not (found := _processes_of(marks, sessions) - killed):
+        if not (found := processes_of(marks, sessions) - killed):
             break
         for pid in found:
             with contextlib.suppress(OSError):
@@ -74,12 +77,16 @@ def kill(marks: set[bytes]) -> int:
     return len(killed)
 
 
-def _processes_of(marks: set[bytes], sessions: set[int]) -> set[int]:
+def processes_of(marks: set[bytes], sessions: set[int]) -> set[int]:
     """Processes with one of the marks; and those without any (``env -i`` and ``sudo`` clear the environment,
     some servers overwrite it) that belong to their sessions, or were started by them. Adds to ``sessions``.
+
+    Of a container, what was started by a process with its id as an argument, as engines keep one for each.
     """
     found: set[int] = set()
+    engines: set[int] = set()
     others: dict[int, tuple[int, int]] = {}  # by process without a mark: its parent and its session
+    has_containers = any(not mark.startswith(MARK) for mark in marks)
     for folder in pathlib.Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError):
             pid = int(folder.name)
@@ -89,7 +96,9 @@ def _processes_of(marks: set[bytes], sessions: set[int]) -> set[int]:
                 entries = (folder / "environ").read_bytes().split(b"\0")
             if state in "ZX":
                 continue
-            if not marks.isdisjoint(entries):
+            if has_containers and not marks.isdisjoint((folder / "cmdline").read_bytes().split(b"\0")):
+                engines.add(pid)
+            elif not marks.isdisjoint(entries):
                 found.add(pid)
                 if session == folder.name:
                     sessions.add(pid)
@@ -98,7 +107,11 @@ def _processes_of(marks: set[bytes], sessions: set[int]) -> set[int]:
     before = -1
     while len(found) != before:
         before = len(found)
-        found |= {pid for pid, (parent, session) in others.items() if parent in found or session in sessions}
+        found |= {
+            pid
+            for pid, (parent, session) in others.items()
+            if parent in found or parent in engines or session in sessions
+        }
     return found
 
 

@@ -5,6 +5,9 @@ stays, with its log, until the next start. Its name is ``muster-RESOURCE`` unles
 another, and a label says to which agent's folder it belongs: a container of somebody else is never touched.
 The engine restarts nothing; the manager does. While the engine does not answer, the state is unknown.
 
+One that may move to another machine has to be ended by the agent's watchdog, without the engine: it is not
+started where its processes cannot be seen and signalled.
+
 Starts, stops and restarts continue if their operation is cancelled (`transitions`).
 """
 
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import re
 import time
 from typing import Annotated, Any, ClassVar, Literal
@@ -23,6 +27,8 @@ from muster.core.settings import sections
 from muster.manage import manifest, protocol
 from muster.manage.adapters import base, health_checks, process, shim, transitions
 from muster.manage.adapters.containers import engine, log_pages, shell
+from muster.manage.agent import watchdog
+from muster.supervision import os_process
 
 doc = sections.field_doc
 
@@ -33,6 +39,8 @@ RETRY_S = 2.0  # while the engine does not answer
 REMOVE_S = 60.0
 PULL_S = 1_800.0
 CREATED = "created"  # and never started
+NOT_VISIBLE = "it may move, and this agent cannot end its processes without the engine"
+VISIBLE_HINT = "use Podman as the user of the agent, an agent that runs as root, or no `reschedule`"
 _PORT = re.compile(
     r"(?:(?P<ip>[0-9.]{7,15}):)?(?:(?P<host>\d{1,5}):)?(?P<port>\d{1,5})(?:/(?P<kind>tcp|udp))?\Z"
 )
@@ -100,10 +108,11 @@ class ContainerConfig(
 
 
 class ContainerAdapter(base.Adapter):
-    """``context.runtime`` contains the digest ``config`` of the configuration of the last run, and ``ran``,
-    the generation it was started for."""
+    """``context.runtime`` contains the digest ``config`` of the configuration of the last run, ``ran``, the
+    generation it was started for, its ``token``, and the id of the ``container``."""
 
     type_name = "container"
+    can_move = True
     config_type: ClassVar[type[msgspec.Struct]] = ContainerConfig
     can_be_renamed = False  # the container has its name
     _config: ContainerConfig | None
@@ -118,6 +127,7 @@ class ContainerAdapter(base.Adapter):
         self._exit_code: int | None = None
         self._run = ""  # the id and the start of the run that is watched
         self._problem = ""  # why the adapter has just ended it
+        self._is_visible = True  # whether its processes can be found and signalled without the engine
 
     # Adapter interface
 
@@ -143,7 +153,7 @@ class ContainerAdapter(base.Adapter):
         self.watch(self._watch_forever)
 
     async def delete(self) -> None:
-        if self._config is not None:
+        if self._config is not None and "config" in self.context.runtime:  # otherwise none was ever made
             await self.do_stop()
             await self._remove(self._config)
         await self._end_watch()
@@ -203,12 +213,16 @@ class ContainerAdapter(base.Adapter):
                 environment[name] = value if isinstance(value, str) else await self.context.secret(value)
             await self._provide_image(config)
             await self._remove(config)
-            self.context.runtime["config"] = _identity(config)
+            token = base.new_mark(self.context.folder and self.context.folder.parent)
+            self.context.runtime |= {"config": _identity(config), "token": token}
             self._record_generation()
             await self.context.save()
+            environment[os_process.MARK] = token
             made = await self._engine().json(
                 "POST", "/containers/create", self._definition(config, environment), name=self._name(config)
             )
+            self.context.runtime["container"] = made["Id"]
+            await self.context.save()  # before it starts, so that the watchdog knows it
             await self._engine().send("POST", f"/containers/{made['Id']}/start")
             self.starts += 1
         except errors.MusterError as error:
@@ -216,6 +230,20 @@ class ContainerAdapter(base.Adapter):
             raise errors.Refused(f"{self.context.name}: {self._reason}") from error
         self.watch(self._watch_forever)
         await self._look()
+        if self.context.may_move() and not self.can_be_ended:
+            await self._look()  # it may have ended meanwhile
+        if self.context.may_move() and not self.can_be_ended:
+            await self._remove(config)
+            self._report(health.HealthState.DOWN, f"cannot start: {NOT_VISIBLE}")
+            raise errors.Refused(f"{self.context.name}: {self._reason}", hint=VISIBLE_HINT)
+
+    @property
+    def mark(self) -> str:  # type: ignore[override]
+        return str(self.context.runtime.get("token", "")) if self._is_visible else ""
+
+    @property
+    def can_be_ended(self) -> bool:  # type: ignore[override]
+        return not self._pid or self._is_visible
 
     async def _stop(self) -> None:
         config = self._require()
@@ -352,6 +380,7 @@ class ContainerAdapter(base.Adapter):
         if run:
             if run != self._run or self._state is health.HealthState.UNKNOWN:
                 self._run, self._exit_code = run, None
+                self._is_visible = await asyncio.to_thread(_can_end, self._pid, run.split()[0])
                 self._restart_checks()
             return
         self._run = ""
@@ -455,6 +484,15 @@ class ContainerAdapter(base.Adapter):
             query["since"] = place.second
         data = await self._engine().send("GET", f"/containers/{known['Id']}/logs", **query)
         return known["Id"], await asyncio.to_thread(log_pages.entries, data)
+
+
+def _can_end(pid: int, id: str) -> bool:
+    """Whether this process can find and signal the process of a container. Blocks."""
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return pid in watchdog.processes_of({id.encode()}, set())
 
 
 def _identity(config: ContainerConfig) -> str:

@@ -62,6 +62,20 @@ async def test_user_group_umask_and_directory(agent_host, tmp_path):
 
 
 @as_root
+async def test_a_check_by_a_command_has_the_conditions_of_the_process(agent_host, tmp_path):
+    words = f'test "$(id -u) $(pwd) $MINE" = "{NOBODY} / kept"'
+    await run(
+        agent_host,
+        "exec sleep 1000",
+        user="nobody",
+        directory="/",
+        environment={"MINE": "kept"},
+        health={"kind": "command", "command": ["sh", "-c", words], "every_s": 0.05, "failures": 1},
+    )
+    await eventually(lambda: agent_host.seen.state is health.HealthState.UP)
+
+
+@as_root
 async def test_a_group_alone(agent_host):
     await run(agent_host, "id -u; id -g; id -G; exec sleep 1000", group=str(NOBODY))
     assert await output(agent_host, 3) == ["0", str(NOBODY), str(NOBODY)]

@@ -6,6 +6,7 @@ import asyncio
 import os
 import secrets
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from muster.supervision import children, os_process, tasks
@@ -18,7 +19,9 @@ class CommandResult:
     errors: bytes = b""
 
 
-async def run(*command: str, capture: bool = False) -> CommandResult:
+async def run(
+    *command: str, capture: bool = False, environment: Mapping[str, str] | None = None
+) -> CommandResult:
     """Run a command without input, in its own session; ``capture`` its output. The processes that it started
     end with it, also if the caller is cancelled: then all that carry the mark of this run."""
     mark = secrets.token_hex(16)
@@ -28,7 +31,7 @@ async def run(*command: str, capture: bool = False) -> CommandResult:
         stdin=asyncio.subprocess.DEVNULL,
         stdout=kept,
         stderr=kept,
-        env={**os.environ, os_process.MARK: mark},
+        env={**(os.environ if environment is None else environment), os_process.MARK: mark},
         start_new_session=True,
     )
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -40,7 +40,10 @@ class HealthCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     host: Annotated[str, doc("Of kind port.")] = "127.0.0.1"
     port: Annotated[int, doc("Of kind port.", ge=0, le=65535)] = 0
     url: Annotated[str, doc("Of kind http.")] = ""
-    command: Annotated[tuple[str, ...], doc("Of kind command: the program and its arguments.")] = ()
+    command: Annotated[
+        tuple[str, ...],
+        doc("Of kind command: the program and its arguments, with the user, directory and environment."),
+    ] = ()
     every_s: Annotated[float, doc("Interval between checks.", gt=0, le=3600)] = 2.0
     timeout_s: Annotated[float, doc("Time limit of a check.", gt=0, le=600)] = 2.0
     failures: Annotated[int, doc("Consecutive failures before it is down.", ge=1, le=100)] = 3
@@ -94,9 +97,11 @@ async def watch(
         await asyncio.sleep(min(0.1, check.every_s) if quick else check.every_s)
 
 
-async def find_problem(check: HealthCheck) -> str | None:
+async def find_problem(
+    check: HealthCheck, command: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> str | None:
     """Why the process does not work, or None; `InconclusiveCheck` if this machine lacks resources for the
-    check.
+    check. ``command``: how its own is executed.
     """
     try:
         async with asyncio.timeout(check.timeout_s):
@@ -110,7 +115,8 @@ async def find_problem(check: HealthCheck) -> str | None:
                     status = (await client.get(check.url)).status
                     return None if status < 400 else f"{check.url} returned {status}"
                 case "command":
-                    return await _command_problem(check.command)
+                    done = await commands.run(*command, environment=environment)
+                    return f"{check.command[0]} exited with {done.exit_code}" if done.exit_code else None
     except TimeoutError:
         return f"no reply within {check.timeout_s:g} s"
     except (OSError, ValueError, errors.MusterError) as error:
@@ -118,11 +124,6 @@ async def find_problem(check: HealthCheck) -> str | None:
             raise InconclusiveCheck(str(error)) from error
         return str(error)
     return None
-
-
-async def _command_problem(command: tuple[str, ...]) -> str | None:
-    code = (await commands.run(*command)).exit_code
-    return None if code == 0 else f"{command[0]} exited with {code}"
 
 
 def _is_shortage(error: BaseException | None) -> bool:

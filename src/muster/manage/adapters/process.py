@@ -70,6 +70,7 @@ class GroupLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 Value = str | dict[str, str]  # text, or {secret: REFERENCE}
+Conditions = tuple[dict[str, str], os_process.ProcessAccount]  # the environment and account of a run
 
 
 class ProcessConfig(
@@ -138,6 +139,7 @@ class ProcessAdapter(base.Adapter):
         self._followers_may_finish = False  # during a stop
         self._is_starting = False  # its post_start hook runs
         self._has_ended = False  # the process, while what it started is being ended
+        self._conditions: Conditions | None = None
 
     # Adapter interface
 
@@ -226,8 +228,7 @@ class ProcessAdapter(base.Adapter):
         configured = await self._environment(config)
         self._spawning = True
         try:
-            account = await asyncio.to_thread(os_process.account, config.user, config.group)
-            environment = {**_inherited(config), **account.environment, **configured}
+            environment, account = self._conditions = await _conditions(config, configured)
             for stale in ("leader", "birth"):
                 self.context.runtime.pop(stale, None)
             self.context.runtime |= {
@@ -345,17 +346,21 @@ class ProcessAdapter(base.Adapter):
             for name, value in config.environment.items()
         }
 
+    async def _conditions_of_run(self, config: ProcessConfig) -> Conditions:
+        """For what runs beside the process. Those of a run that an earlier agent started are read again."""
+        if self._conditions is None:
+            self._conditions = await _conditions(config, await self._environment(config))
+        return self._conditions
+
     async def open_shell(self, command: protocol.ShellCommand) -> shell.Shell:
         """As the process: with its user, directory, environment and limits. It ends with the process."""
         config, token = self._require(), self._token()
         if self._pid is None:
             raise errors.Conflict(f"{self.context.name} is not running")
-        configured = await self._environment(config)
-        account = await asyncio.to_thread(os_process.account, config.user, config.group)
         group = cgroups.path(_group_name(token)) if self.context.runtime.get("cgroup") else None
-        environment = {**_inherited(config), **account.environment, **configured}
+        environment, account = await self._conditions_of_run(config)
         if token:
-            environment[os_process.MARK] = token
+            environment = {**environment, os_process.MARK: token}
         try:
             return await shell.LocalShell.start(command, environment, _options(config, account, group))
         except (OSError, ValueError) as error:
@@ -459,12 +464,23 @@ class ProcessAdapter(base.Adapter):
                 health_checks.watch,
                 check,
                 name=self.context.name,
-                probe=functools.partial(health_checks.find_problem, check),
+                probe=functools.partial(self._probe, check),
                 state=lambda: (self._state, self._reason),
                 report=self._set_state,
                 has_failed=self._has_failed,
             )
             self._checking = self.tasks.loop("check", watch)
+
+    async def _probe(self, check: health_checks.HealthCheck) -> str | None:
+        if check.kind != "command":
+            return await health_checks.find_problem(check)
+        config = self._require()
+        try:
+            environment, account = await self._conditions_of_run(config)
+            command = _options(config, account, None).beside(check.command)
+        except (errors.MusterError, OSError) as error:
+            raise health_checks.InconclusiveCheck(str(error)) from error
+        return await health_checks.find_problem(check, command, environment)
 
     def _running_state(self) -> tuple[health.HealthState, str]:
         """The state of a process that runs, if no health check is configured."""
@@ -567,8 +583,10 @@ def _options(
     )
 
 
-def _inherited(config: ProcessConfig) -> Mapping[str, str]:
-    return os.environ if config.user_environment else {}
+async def _conditions(config: ProcessConfig, configured: Mapping[str, str]) -> Conditions:
+    account = await asyncio.to_thread(os_process.account, config.user, config.group)
+    inherited = os.environ if config.user_environment else {}
+    return {**inherited, **account.environment, **configured}, account
 
 
 def _group_name(token: str) -> str:

@@ -29,7 +29,6 @@ _RESET = (
     *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGTERM),
     *(signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGXFSZ),
 )
-_NAME = "muster"  # in messages of the shell
 
 
 class Shell(abc.ABC):
@@ -77,7 +76,7 @@ class LocalShell(Shell):
         cls, words: protocol.ShellCommand, environment: Mapping[str, str], options: shim.RunOptions
     ) -> LocalShell:
         """`OSError` if it cannot be started."""
-        command = [shim.SHELL, "-c", options.script(), _NAME, *options.command(words.command)]
+        command = options.beside(words.command)
         async with contextlib.AsyncExitStack() as failed, contextlib.AsyncExitStack() as inner:
             if words.terminal:
                 environment = {**environment, "TERM": words.terminal}

@@ -73,6 +73,10 @@ class RunOptions:
         become += [f"--regid={self.user_group}"] if self.user_group >= 0 else []
         return [*become, "--", *command]
 
+    def beside(self, command: Sequence[str]) -> list[str]:
+        """A command under these conditions, without a shim."""
+        return [SHELL, "-c", self.script(), _NAME, *self.command(command)]
+
 
 @dataclass(frozen=True, slots=True)
 class ShimRecord:

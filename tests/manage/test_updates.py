@@ -259,6 +259,10 @@ def test_an_update_changes_one_after_the_other(run):
         ]
         (row,) = await world.client.rollouts(done.rollout)
         assert (row.state, row.counts, row.revision) == ("done", {"done": 4}, 2)
+        assert await world.client.rollouts("web") == [row], "the last update of a group"
+        assert [step.name for step in await world.client.rollout_steps("web")] == [*NAMES]
+        with pytest.raises(errors.NotFound, match="no group of that name"):
+            await world.client.pause("wbe")
         again = await world.client.apply(manifest(*NAMES, healthy=True), wait_s=60)
         assert (again.rollout, again.changed_count) == ("", 0)
 

@@ -317,24 +317,34 @@ leaf.add(
     examples=[
         ("muster rollout status", "of the last one"),
         ("muster rollout status 1f2e3d4c", ""),
+        ("muster rollout status web --wait 10m", "of the last update of the group web, when it has ended"),
     ]
 )
-@click.argument("id", required=False, shell_complete=live_names.ROLLOUTS)
+@click.argument("id", required=False, metavar="[ID|GROUP]", shell_complete=live_names.ROLLOUTS)
+@command.duration("--wait", None, "Wait up to this time for its end; fail if it is stopped.")
 @connection.options
 @command.pass_invocation
-def status(invocation: command.Invocation, id: str | None, to: connection.ConnectionOptions) -> None:
+def status(
+    invocation: command.Invocation, id: str | None, wait_s: float | None, to: connection.ConnectionOptions
+) -> None:
     """Show the state of each resource of a rollout, wave by wave."""
 
     async def work(fleet: client.ManageClient) -> tuple[list[rows.RolloutRow], list[rows.RolloutStepRow]]:
         matching = (await fleet.rollouts(id))[-1:]
+        if matching and wait_s is not None:
+            matching = [await fleet.wait_rollout(matching[0].id, timeout_s=wait_s, progress=tell)]
         steps = await fleet.rollout_steps(matching[0].id) if matching else []
         return matching, sorted(steps, key=lambda step: (step.wave, step.name))
 
-    matching, steps = registry_calls.call_registry(invocation, to, work)
+    with invocation.printer.progress("waiting") as say:
+        tell = _wave_notes(invocation, say)
+        matching, steps = registry_calls.call_registry(invocation, to, work)
     if invocation.printer.for_people:
         invocation.printer.rows(matching, operations.ROLLOUTS.columns, of="rollout", empty="no rollouts")
     shown = ("wave?", "name", "state", "reason", "result")
     invocation.printer.rows(steps, shown, of="step", empty="no steps")
+    if wait_s is not None and any(row.state != "done" for row in matching):
+        raise click.exceptions.Exit(1)
 
 
 @rollout.command(examples=[("muster rollout history web", "revisions of the group web, with differences")])
@@ -418,7 +428,7 @@ def _control(invocation: command.Invocation, to: connection.ConnectionOptions, i
 
 
 @rollout.command(examples=[("muster rollout pause 1f2e3d4c", "")])
-@click.argument("id", shell_complete=live_names.ROLLOUTS)
+@click.argument("id", metavar="ID|GROUP", shell_complete=live_names.ROLLOUTS)
 @connection.options
 @command.pass_invocation
 def pause(invocation: command.Invocation, id: str, to: connection.ConnectionOptions) -> None:
@@ -427,7 +437,7 @@ def pause(invocation: command.Invocation, id: str, to: connection.ConnectionOpti
 
 
 @rollout.command(examples=[("muster rollout resume 1f2e3d4c", "")])
-@click.argument("id", shell_complete=live_names.ROLLOUTS)
+@click.argument("id", metavar="ID|GROUP", shell_complete=live_names.ROLLOUTS)
 @connection.options
 @command.pass_invocation
 def resume(invocation: command.Invocation, id: str, to: connection.ConnectionOptions) -> None:
@@ -436,7 +446,7 @@ def resume(invocation: command.Invocation, id: str, to: connection.ConnectionOpt
 
 
 @rollout.command(examples=[("muster rollout abort 1f2e3d4c", "")])
-@click.argument("id", shell_complete=live_names.ROLLOUTS)
+@click.argument("id", metavar="ID|GROUP", shell_complete=live_names.ROLLOUTS)
 @connection.options
 @command.pass_invocation
 def abort(invocation: command.Invocation, id: str, to: connection.ConnectionOptions) -> None:

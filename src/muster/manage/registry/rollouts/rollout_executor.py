@@ -253,10 +253,9 @@ class RolloutExecutor:
     # What users see
 
     async def page(self, id: str | None = None, after: str = "", limit: int = views.PAGE) -> dict[str, Any]:
-        """A page of rollouts, oldest first, or the one with this id."""
+        """A page of rollouts, oldest first, or one (`_id_of`)."""
+        id = id and self._id_of(id)
         headers = {_key(header): header for header in self._headers() if id is None or header.id == id}
-        if id is not None and not headers:
-            raise errors.NotFound(f"no rollout {id!r}")
 
         def row(key: str) -> rows.RolloutRow:
             live = self._live.get(headers[key].id)
@@ -270,9 +269,7 @@ class RolloutExecutor:
 
     async def steps(self, id: str, after: str = "", limit: int = views.PAGE) -> dict[str, Any]:
         """A page of the steps, in the order of their names."""
-        if self._registry.log.get(ROLLOUTS, id) is None:
-            raise errors.NotFound(f"no rollout {id!r}")
-        prefix = f"{id}/"
+        prefix = f"{self._id_of(id)}/"
         stored = self._registry.log.scan(
             STEPS, prefix=prefix, after=f"{prefix}{after}" if after else "", limit=limit + 1
         )
@@ -289,6 +286,7 @@ class RolloutExecutor:
     async def set_state(self, id: str, state: str, reason: str) -> rows.RolloutRow:
         """Pause, resume or abort (`rollout.STOPPED`) a rollout."""
         async with self._registry.writing():
+            id = self._id_of(id)
             engine = self._live.get(id) or rollout.RolloutEngine(self._load(id), _now())
             current = engine.rollout
             allowed = (
@@ -449,6 +447,15 @@ class RolloutExecutor:
     def _headers(self) -> list[rollout.Rollout]:
         stored = self._registry.log.scan(ROLLOUTS)
         return [msgspec.json.decode(record.value, type=rollout.Rollout) for record in stored]
+
+    def _id_of(self, name: str) -> str:
+        """Of a rollout by its id, or of the last update of a group."""
+        if self._registry.log.get(ROLLOUTS, name) is not None:
+            return name
+        last = max(self._updates_of(name), key=lambda header: header.revision, default=None)
+        if last is None:
+            raise errors.NotFound(f"no rollout {name!r}, and no group of that name was updated")
+        return last.id
 
     def _load(self, id: str) -> rollout.Rollout:
         record = self._registry.log.get(ROLLOUTS, id)

@@ -224,8 +224,15 @@ class TestContainer(contract.AdapterContract):
         await eventually(lambda: self.seen(host).state is health.HealthState.UP)
         os.rename(socket, f"{socket}.away")
         await eventually(lambda: self.seen(host).state is health.HealthState.UNKNOWN)
+        changed = {**config, "environment": {"MODE": "changed"}}
+        refused = await self.do(host, "put", config=changed)
+        assert refused.code == errors.Unavailable.code, "it may still run as before"
         os.rename(f"{socket}.away", socket)
         await eventually(lambda: self.seen(host).state is health.HealthState.UP)
+        before = self.seen(host).properties["container"]
+        await self.do(host, "put", config=changed)
+        await eventually(lambda: self.seen(host).state is health.HealthState.UP)
+        assert self.seen(host).properties["container"] != before
 
     async def test_it_is_removed_by_others_and_comes_back(self, host, config, socket):
         await self.do(host, "create", config=config)

@@ -113,9 +113,9 @@ class ProcessConfig(
     user_environment: Annotated[bool, doc("Whether to start from the agent's own environment.")] = True
 
 
-class ProcessAdapter(base.Adapter):
-    """``context.runtime`` contains ``token``, ``leader`` and ``birth`` of the last run, the digest ``config``
-    of its configuration, and ``ran``, the generation it was started for.
+class ProcessAdapter(transitions.RunAdapter):
+    """``context.runtime`` contains ``token``, ``leader`` and ``birth`` of the last run, and the digest
+    ``config`` of its configuration.
     """
 
     type_name = "process"
@@ -129,13 +129,7 @@ class ProcessAdapter(base.Adapter):
         self._output = output.OutputLog(lambda: self.context.folder)
         self._pid: int | None = None  # pid of the session leader: the shim, or an adopted process
         self._command_pid: int | None = None
-        self._checking: asyncio.Task[None] | None = None
-        self._transitions = transitions.Transitions(context.name)
         self._spawning = False
-        self._state = health.HealthState.DOWN
-        self._reason = "never started"
-        self._exit_code: int | None = None
-        self._problem = ""  # why the adapter has just ended it
         self._followers_may_finish = False  # during a stop
         self._is_starting = False  # its post_start hook runs
         self._has_ended = False  # the process, while what it started is being ended
@@ -190,21 +184,9 @@ class ProcessAdapter(base.Adapter):
     async def close(self) -> None:
         # A start is completed: the process is found later by its pid.
         await self._transitions.close(completes=self._spawning)
-        tasks = [task for task in (self._watching, self._checking) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._end_tasks()
 
     # Operations
-
-    async def do_start(self) -> None:
-        await self._transitions.reach("start", self._start)
-
-    async def do_stop(self) -> None:
-        await self._transitions.reach("stop", self._stop)
-
-    async def do_restart(self) -> None:
-        await self._transitions.reach("restart", self._restart)
 
     async def do_signal(self, number: Annotated[int, msgspec.Meta(ge=1, le=64)] = signal.SIGHUP) -> None:
         if self._pid is None:
@@ -246,9 +228,7 @@ class ProcessAdapter(base.Adapter):
             self._watch(pid, await self._wait_for_command())
         except (OSError, ValueError, errors.Refused) as error:
             hint = getattr(error, "hint", None)
-            self._set_state(
-                health.HealthState.DOWN, f"cannot start: {error}" + (f" ({hint})" if hint else "")
-            )
+            self._report(health.HealthState.DOWN, f"cannot start: {error}" + (f" ({hint})" if hint else ""))
             raise errors.Refused(f"{self.context.name}: {self._reason}") from error
         finally:
             self._spawning = False
@@ -266,7 +246,7 @@ class ProcessAdapter(base.Adapter):
             return
         if problem:
             await self._end()
-            self._set_state(health.HealthState.DOWN, problem)
+            self._report(health.HealthState.DOWN, problem)
             raise errors.Refused(f"{self.context.name}: {problem}")
         self._restart_checks()
 
@@ -329,15 +309,7 @@ class ProcessAdapter(base.Adapter):
         if self._has_ended and self._watching is not None:
             await asyncio.wait([self._watching])
 
-    async def _restart(self) -> None:
-        await self._stop()
-        await self._start()
-
     # The process
-
-    def _record_generation(self) -> None:
-        """The current or next run is for the generation of the last call."""
-        self.context.runtime["ran"] = max(self.context.runtime.get("ran", 0), self.context.generation)
 
     async def _environment(self, config: ProcessConfig) -> dict[str, str]:
         """The variables of its configuration, with their secrets."""
@@ -451,25 +423,9 @@ class ProcessAdapter(base.Adapter):
         self._watching = self.tasks.loop("watch", functools.partial(self._wait_for_end, pid, birth))
         self._restart_checks()
 
-    def _restart_checks(self) -> None:
-        if self._checking is not None:
-            self._checking.cancel()
-            self._checking = None
-        if self._require().health.kind == "exit":
-            self._set_state(*self._running_state())
-        else:
-            self._set_state(health.HealthState.STARTING, "not checked yet")
-            check = self._require().health
-            watch = functools.partial(
-                health_checks.watch,
-                check,
-                name=self.context.name,
-                probe=functools.partial(self._probe, check),
-                state=lambda: (self._state, self._reason),
-                report=self._set_state,
-                has_failed=self._has_failed,
-            )
-            self._checking = self.tasks.loop("check", watch)
+    def _end_failed(self) -> None:
+        if self._pid is not None:
+            self._signal(self._pid, signal.SIGKILL)
 
     async def _probe(self, check: health_checks.HealthCheck) -> str | None:
         if check.kind != "command":
@@ -481,10 +437,6 @@ class ProcessAdapter(base.Adapter):
         except (errors.MusterError, OSError) as error:
             raise health_checks.InconclusiveCheck(str(error)) from error
         return await health_checks.find_problem(check, command, environment)
-
-    def _running_state(self) -> tuple[health.HealthState, str]:
-        """The state of a process that runs, if no health check is configured."""
-        return health.HealthState.UP, ""
 
     async def _wait_for_end(self, pid: int, birth: str) -> None:
         leads, end = (
@@ -507,17 +459,14 @@ class ProcessAdapter(base.Adapter):
         if self._token():
             recorded = await self._recorded()
             code = shim.exit_code(code) if recorded is None else recorded
-        how = ending(code)
-        if self._problem:
-            how, self._problem = f"ended because its health check failed: {self._problem}", ""
-        if self._checking is not None:
-            self._checking.cancel()
+        how = self._ending(ending(code))
+        self._stop_checks()
         self._exit_code, self._has_ended = code, False
         self.context.runtime.pop("leader", None)
         if self._transitions.is_underway("restart"):
-            self._set_state(health.HealthState.STARTING, "restarting")
+            self._report(health.HealthState.STARTING, "restarting")
         else:
-            self._set_state(health.HealthState.DOWN, how)
+            self._report(health.HealthState.DOWN, how)
 
     async def _recorded(self) -> int | None:
         """The exit code that the shim recorded. Waits until the record can be read, because jobs depend on
@@ -541,7 +490,7 @@ class ProcessAdapter(base.Adapter):
                 with contextlib.suppress(ProcessLookupError):
                     resource.prlimit(pid, what, (value, value))
 
-    def _set_state(self, state: health.HealthState, reason: str) -> None:
+    def _report(self, state: health.HealthState, reason: str) -> None:
         if self._is_starting and state is health.HealthState.UP:
             state, reason = health.HealthState.STARTING, "its post_start hook runs"
         self._state, self._reason = state, reason
@@ -553,14 +502,6 @@ class ProcessAdapter(base.Adapter):
             properties["exit_code"] = self._exit_code
         ran = self.context.runtime.get("ran", 0)
         return protocol.ObservedState(exists, self._state, self._reason, properties=properties, ran=ran)
-
-    # Health
-
-    def _has_failed(self, problem: str) -> None:
-        """It runs and does not work: end it, so that its manager restarts it."""
-        if self._pid is not None:
-            self._problem = problem
-            self._signal(self._pid, signal.SIGKILL)
 
 
 def _identity(config: ProcessConfig) -> str:

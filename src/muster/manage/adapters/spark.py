@@ -108,7 +108,7 @@ class SparkQueryAdapter(process.ProcessAdapter):
             age_s = max(0.0, time.time() - self._batch["at_s"])
             self._progress_at = time.monotonic() - age_s
             if age_s <= self._query.progress_s:
-                self._set_state(health.HealthState.UP, "")
+                self._report(health.HealthState.UP, "")
 
     def _running_state(self) -> tuple[health.HealthState, str]:
         self._progress_at = time.monotonic()
@@ -140,12 +140,12 @@ class SparkQueryAdapter(process.ProcessAdapter):
             if batch and batch != known:
                 self._batch, self._progress_at = batch, time.monotonic()
                 if self._state in (health.HealthState.STARTING, health.HealthState.LATE):
-                    self._set_state(health.HealthState.UP, "")
+                    self._report(health.HealthState.UP, "")
             elif silent_s > self._query.progress_s and self._state in (
                 health.HealthState.STARTING,
                 health.HealthState.UP,
             ):
-                self._set_state(health.HealthState.LATE, f"no batch committed for {silent_s:.0f} s")
+                self._report(health.HealthState.LATE, f"no batch committed for {silent_s:.0f} s")
             await asyncio.sleep(WATCH_S)
 
 

@@ -1,14 +1,20 @@
-"""Starts, stops and restarts of one resource: one at a time, each in a task of its own.
+"""What is started, stopped and checked: the part that processes and containers share.
 
-So a transition continues if its operation is cancelled, the next operation waits for it, and a grace period
-may be longer than an operation.
+Starts, stops and restarts of one resource come one at a time, each in a task of its own. So a transition
+continues if its operation is cancelled, the next operation waits for it, and a grace period may be longer
+than an operation.
 """
 
 from __future__ import annotations
 
+import abc
 import asyncio
+import functools
 from collections.abc import Callable, Coroutine
 from typing import Any
+
+from muster.core import health
+from muster.manage.adapters import base, health_checks
 
 
 class Transitions:
@@ -48,3 +54,96 @@ def _retrieved(task: asyncio.Task[None]) -> None:
     """Retrieve the exception of a transition whose operation was cancelled; the state reports it."""
     if not task.cancelled():
         task.exception()
+
+
+class RunAdapter(base.Adapter):
+    """``context.runtime`` contains ``ran``, the generation that the last run was started for."""
+
+    def __init__(self, context: base.AdapterContext) -> None:
+        super().__init__(context)
+        self._transitions = Transitions(context.name)
+        self._checking: asyncio.Task[None] | None = None
+        self._state = health.HealthState.DOWN
+        self._reason = "never started"
+        self._exit_code: int | None = None
+        self._problem = ""  # why the adapter has just ended it
+
+    async def do_start(self) -> None:
+        await self._transitions.reach("start", self._start)
+
+    async def do_stop(self) -> None:
+        await self._transitions.reach("stop", self._stop)
+
+    async def do_restart(self) -> None:
+        await self._transitions.reach("restart", self._restart)
+
+    @abc.abstractmethod
+    async def _start(self) -> None: ...
+
+    @abc.abstractmethod
+    async def _stop(self) -> None: ...
+
+    async def _restart(self) -> None:
+        await self._stop()
+        await self._start()
+
+    def _record_generation(self) -> None:
+        """The current or next run is for the generation of the last call."""
+        self.context.runtime["ran"] = max(self.context.runtime.get("ran", 0), self.context.generation)
+
+    # Checks of a run
+
+    @abc.abstractmethod
+    def _report(self, state: health.HealthState, reason: str) -> None: ...
+
+    @abc.abstractmethod
+    async def _probe(self, check: health_checks.HealthCheck) -> str | None:
+        """As `health_checks.find_problem`."""
+
+    @abc.abstractmethod
+    def _end_failed(self) -> None:
+        """It runs and does not work: end it, so that its manager restarts it."""
+
+    def _running_state(self) -> tuple[health.HealthState, str]:
+        """The state of what runs, if no health check is configured."""
+        return health.HealthState.UP, ""
+
+    def _stop_checks(self) -> None:
+        if self._checking is not None:
+            self._checking.cancel()
+
+    def _restart_checks(self) -> None:
+        self._stop_checks()
+        self._problem = ""
+        check: health_checks.HealthCheck = self._require().health
+        if check.kind == "exit":
+            self._report(*self._running_state())
+            return
+        self._report(health.HealthState.STARTING, "not checked yet")
+        watch = functools.partial(
+            health_checks.watch,
+            check,
+            name=self.context.name,
+            probe=functools.partial(self._probe, check),
+            state=lambda: (self._state, self._reason),
+            report=self._report,
+            has_failed=self._has_failed,
+        )
+        self._checking = self.tasks.loop("check", watch)
+
+    def _has_failed(self, problem: str) -> None:
+        self._problem = problem
+        self._end_failed()
+
+    def _ending(self, reason: str) -> str:
+        """Why it has ended: ``reason``, or the problem for which it was ended."""
+        if self._problem:
+            reason, self._problem = f"ended because its health check failed: {self._problem}", ""
+        return reason
+
+    async def _end_tasks(self) -> None:
+        tasks = [task for task in (self._watching, self._checking) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._watching = self._checking = None

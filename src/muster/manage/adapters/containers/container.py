@@ -14,7 +14,6 @@ Starts, stops and restarts continue if their operation is cancelled (`transition
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import re
 import time
@@ -107,9 +106,9 @@ class ContainerConfig(
                 )
 
 
-class ContainerAdapter(base.Adapter):
-    """``context.runtime`` contains the digest ``config`` of the configuration of the last run, ``ran``, the
-    generation it was started for, its ``token``, and the id of the ``container``."""
+class ContainerAdapter(transitions.RunAdapter):
+    """``context.runtime`` contains the digest ``config`` of the configuration of the last run, its ``token``,
+    and the id of the ``container``."""
 
     type_name = "container"
     can_move = True
@@ -119,14 +118,8 @@ class ContainerAdapter(base.Adapter):
 
     def __init__(self, context: base.AdapterContext) -> None:
         super().__init__(context)
-        self._transitions = transitions.Transitions(context.name)
-        self._checking: asyncio.Task[None] | None = None
-        self._state = health.HealthState.DOWN
-        self._reason = "never started"
         self._pid = 0
-        self._exit_code: int | None = None
         self._run = ""  # the id and the start of the run that is watched
-        self._problem = ""  # why the adapter has just ended it
         self._is_visible = True  # whether its processes can be found and signalled without the engine
 
     # Adapter interface
@@ -143,9 +136,11 @@ class ContainerAdapter(base.Adapter):
         before, self._config = self._config, config
         await self._transitions.idle()
         if self.context.runtime.get("config") not in (None, _identity(config)):
-            if before is not None and (before.name, before.socket) != (config.name, config.socket):
-                await self._remove(before)
-            if self._state in (health.HealthState.UP, health.HealthState.STARTING):
+            former = before or config
+            known = await self._inspect(former)  # what is not seen now may run as before
+            if (former.name, former.socket) != (config.name, config.socket):
+                await self._remove(former)
+            if known is not None and known["State"]["Running"]:
                 await self.do_restart()
             return
         self._record_generation()
@@ -156,7 +151,7 @@ class ContainerAdapter(base.Adapter):
         if self._config is not None and "config" in self.context.runtime:  # otherwise none was ever made
             await self.do_stop()
             await self._remove(self._config)
-        await self._end_watch()
+        await self._end_tasks()
         self._config = None
 
     async def observe(self) -> protocol.ObservedState:
@@ -171,18 +166,9 @@ class ContainerAdapter(base.Adapter):
 
     async def close(self) -> None:
         await self._transitions.close(completes=False)
-        await self._end_watch()
+        await self._end_tasks()
 
     # Operations
-
-    async def do_start(self) -> None:
-        await self._transitions.reach("start", self._start)
-
-    async def do_stop(self) -> None:
-        await self._transitions.reach("stop", self._stop)
-
-    async def do_restart(self) -> None:
-        await self._transitions.reach("restart", self._restart)
 
     async def do_signal(self, number: int = 1) -> None:
         await self._engine().send("POST", f"{self._path()}/kill", signal=number)
@@ -257,10 +243,6 @@ class ContainerAdapter(base.Adapter):
         await self._look()
         self._report(health.HealthState.DOWN, "stopped")
 
-    async def _restart(self) -> None:
-        await self._stop()
-        await self._start()
-
     async def _provide_image(self, config: ContainerConfig) -> None:
         if config.pull != "always" and await self._engine().exists(config.image):
             return
@@ -285,10 +267,6 @@ class ContainerAdapter(base.Adapter):
 
     def _path(self) -> str:
         return f"/containers/{self._name(self._require())}"
-
-    def _record_generation(self) -> None:
-        """The current or next run is for the generation of the last call."""
-        self.context.runtime["ran"] = max(self.context.runtime.get("ran", 0), self.context.generation)
 
     async def _inspect(self, config: ContainerConfig) -> dict[str, Any] | None:
         """What the engine knows of the container; `errors.Conflict` if it is not ours."""
@@ -346,13 +324,6 @@ class ContainerAdapter(base.Adapter):
 
     # Observation
 
-    async def _end_watch(self) -> None:
-        if self._checking is not None:
-            self._checking.cancel()
-            await asyncio.gather(self._checking, return_exceptions=True)
-            self._checking = None
-        await super().close()
-
     async def _watch_forever(self) -> None:
         """The engine answers when the container has ended; it may also be gone, and the engine too."""
         while self._config is not None:
@@ -384,40 +355,18 @@ class ContainerAdapter(base.Adapter):
                 self._restart_checks()
             return
         self._run = ""
-        if self._checking is not None:
-            self._checking.cancel()
+        self._stop_checks()
         if known is None:
             if self.context.runtime.get("config"):
                 self._report(health.HealthState.DOWN, "its container does not exist")
             return
         self._exit_code = shim.exit_code(state.get("ExitCode"))
         reason = "out of memory" if state.get("OOMKilled") else process.ending(self._exit_code)
-        if self._problem:
-            reason, self._problem = f"ended because its health check failed: {self._problem}", ""
+        reason = self._ending(reason)
         if state.get("Status") == CREATED:
             reason, self._exit_code = state.get("Error") or "made, and not started", None
         if self._reason != "stopped" or self._state is not health.HealthState.DOWN:
             self._report(health.HealthState.DOWN, reason)
-
-    def _restart_checks(self) -> None:
-        if self._checking is not None:
-            self._checking.cancel()
-            self._checking = None
-        check = self._require().health
-        if check.kind == "exit":
-            self._report(health.HealthState.UP, "")
-            return
-        self._report(health.HealthState.STARTING, "not checked yet")
-        watch = functools.partial(
-            health_checks.watch,
-            check,
-            name=self.context.name,
-            probe=functools.partial(self._probe, check),
-            state=lambda: (self._state, self._reason),
-            report=self._report,
-            has_failed=self._has_failed,
-        )
-        self._checking = self.tasks.loop("check", watch)
 
     async def _probe(self, check: health_checks.HealthCheck) -> str | None:
         if check.kind != "command":
@@ -450,9 +399,7 @@ class ContainerAdapter(base.Adapter):
         name = self._name(self._require())
         return await shell.ContainerShell.start(self._engine(), name, self._pid, command)
 
-    def _has_failed(self, problem: str) -> None:
-        """It runs and does not work: end it, so that its manager restarts it."""
-        self._problem = problem
+    def _end_failed(self) -> None:
         self.tasks.spawn("kill", self._engine().send("POST", f"{self._path()}/kill"))
 
     def _report(self, state: health.HealthState, reason: str) -> None:

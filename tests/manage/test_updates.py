@@ -352,6 +352,8 @@ def test_a_revert_continues_after_the_loss_of_its_registry(run, monkeypatch):
 def test_pause_resume_abort_undo_and_revisions(run):
     async def scenario(world: RegistryWorld) -> None:
         await world.client.apply(manifest(*NAMES), wait_s=60)
+        with pytest.raises(errors.Conflict, match="would delete all of it"):
+            await world.client.undo("web")
         begun = await world.client.apply(manifest(*NAMES, healthy=True))
         assert (await world.client.pause(begun.rollout)).state == "paused"
         await asyncio.sleep(60)

@@ -218,6 +218,12 @@ class RolloutExecutor:
                 continue  # it was deleted by a user
             if known is None or target is None or known.spec != target:
                 steps[name] = rollout.RolloutStep(before=known.spec if known else None, after=target)
+        members = {name for name, known in state.resources.items() if known.spec.group == group}
+        if members and all(name in steps and steps[name].after is None for name in members):
+            raise errors.Conflict(
+                f"the group {group!r} did not exist before: to undo that would delete all of it",
+                hint="`muster delete` does so",
+            )
         for name, step in steps.items():
             for dependency in step.after.depends_on if step.after else ():
                 if dependency not in state.resources and dependency not in steps:

@@ -201,6 +201,24 @@ class TestContainer(contract.AdapterContract):
         await eventually(lambda: self.seen(host).state is health.HealthState.DOWN)
         assert "health check failed" in self.seen(host).reason
 
+    @pytest.mark.may_leak("processes", reason="Podman waits a second after each command inside")
+    async def test_hooks_run_inside(self, host, config):
+        def hook(text: str) -> protocol.HookCommand:
+            return protocol.HookCommand(command=("sh", "-c", text))
+
+        declared = protocol.Hooks(post_start=hook("echo > /began"), pre_stop=hook("echo > /proc/1/fd/1 bye"))
+        made = await self.do(host, "create", config=config, hooks=declared)
+        assert made.outcome is messages.DecisionOutcome.DONE, made.reason
+        root = pathlib.Path(f"/proc/{self.seen(host).properties['pid']}/root")
+        assert await asyncio.to_thread((root / "began").exists)
+        await self.do(host, "execute", operation="stop")
+        assert "bye" in str((await self.do(host, "execute", operation="logs")).result)
+        failing = protocol.Hooks(post_start=hook("echo no queue; exit 7"))
+        await self.do(host, "put", config=config, hooks=failing)
+        refused = await self.do(host, "execute", operation="start")
+        assert refused.reason == "thing: its post_start hook failed with exit code 7: no queue"
+        assert self.seen(host).state is health.HealthState.DOWN
+
     async def test_what_cannot_be_is_refused_and_what_is_foreign_is_left_alone(self, host, config, socket):
         missing = await self.do(host, "create", config={**config, "image": "localhost/none:1"})
         assert missing.outcome is messages.DecisionOutcome.FAILED

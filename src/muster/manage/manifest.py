@@ -204,7 +204,7 @@ def read(
         _check_move_and_job(entry, number, entries, lines, can_move)
         if entry.hooks is not None and not has_hooks(entry.type):
             message = f"resources of the type {entry.type!r} have no hooks"
-            raise _refusal(lines, number, "hooks", message, "remove them; processes have hooks")
+            raise _refusal(lines, number, "hooks", message, "processes and containers have hooks")
     places: dict[str, tuple[str | int, ...]] = {
         entry.name: ("resources", number) for number, entry in enumerate(entries)
     }

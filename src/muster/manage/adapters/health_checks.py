@@ -115,7 +115,7 @@ async def find_problem(
                     status = (await client.get(check.url)).status
                     return None if status < 400 else f"{check.url} returned {status}"
                 case "command":
-                    done = await commands.run(*command, environment=environment)
+                    done = await commands.run(*(command or check.command), environment=environment)
                     return f"{check.command[0]} exited with {done.exit_code}" if done.exit_code else None
     except TimeoutError:
         return f"no reply within {check.timeout_s:g} s"

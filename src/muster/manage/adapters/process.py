@@ -120,18 +120,16 @@ class ProcessAdapter(transitions.RunAdapter):
 
     type_name = "process"
     can_move = True
-    has_hooks = True
     config_type: ClassVar[type[msgspec.Struct]] = ProcessConfig
     _config: ProcessConfig | None
 
     def __init__(self, context: base.AdapterContext) -> None:
         super().__init__(context)
         self._output = output.OutputLog(lambda: self.context.folder)
-        self._pid: int | None = None  # pid of the session leader: the shim, or an adopted process
+        self._pid = None  # pid of the session leader: the shim, or an adopted process
         self._command_pid: int | None = None
         self._spawning = False
         self._followers_may_finish = False  # during a stop
-        self._is_starting = False  # its post_start hook runs
         self._has_ended = False  # the process, while what it started is being ended
         self._conditions: Conditions | None = None
 
@@ -161,9 +159,6 @@ class ProcessAdapter(transitions.RunAdapter):
     async def delete(self) -> None:
         await self.do_stop()
         self._config = None
-
-    async def observe(self) -> protocol.ObservedState:
-        return self._observed(exists=self._config is not None)
 
     async def resume(self, config: ProcessConfig) -> None:
         self._config = config
@@ -224,7 +219,7 @@ class ProcessAdapter(transitions.RunAdapter):
             pid = await asyncio.to_thread(self._spawn, config, environment, account)
             self._exit_code = None
             self.starts += 1
-            self._is_starting = bool(self.context.hooks and self.context.hooks.post_start)
+            self._begin_start()
             self._watch(pid, await self._wait_for_command())
         except (OSError, ValueError, errors.Refused) as error:
             hint = getattr(error, "hint", None)
@@ -233,22 +228,7 @@ class ProcessAdapter(transitions.RunAdapter):
         finally:
             self._spawning = False
         self._limit()
-        if self._is_starting:
-            await self._after_start()
-
-    async def _after_start(self) -> None:
-        assert self.context.hooks is not None
-        try:
-            problem = await self.run_hook("post_start", self.context.hooks.post_start)
-        finally:
-            self._is_starting = False
-        if self._pid is None:  # it has ended meanwhile, which is reported
-            return
-        if problem:
-            await self._end()
-            self._report(health.HealthState.DOWN, problem)
-            raise errors.Refused(f"{self.context.name}: {problem}")
-        self._restart_checks()
+        await self._finish_start()
 
     async def _wait_for_command(self) -> int | None:
         """The pid of the command, as soon as the shim has recorded it."""
@@ -262,13 +242,6 @@ class ProcessAdapter(transitions.RunAdapter):
             await asyncio.sleep(wait_s)
             wait_s = min(0.1, wait_s * 2)
         return None
-
-    async def _stop(self) -> None:
-        hooks = self.context.hooks if self._pid is not None else None
-        if hooks is not None and (problem := await self.run_hook("pre_stop", hooks.pre_stop)):
-            events.warning("hook-failed", resource=self.context.name, problem=problem)
-            self.context.report_event("hook-failed", problem=problem)
-        await self._end()
 
     async def _end(self) -> None:
         pid, token = self._pid, self._token()
@@ -490,18 +463,8 @@ class ProcessAdapter(transitions.RunAdapter):
                 with contextlib.suppress(ProcessLookupError):
                     resource.prlimit(pid, what, (value, value))
 
-    def _report(self, state: health.HealthState, reason: str) -> None:
-        if self._is_starting and state is health.HealthState.UP:
-            state, reason = health.HealthState.STARTING, "its post_start hook runs"
-        self._state, self._reason = state, reason
-        self.context.report_state(self._observed(exists=True))
-
-    def _observed(self, *, exists: bool) -> protocol.ObservedState:
-        properties: dict[str, Any] = {"pid": self._command_pid or self._pid}
-        if self._exit_code is not None:
-            properties["exit_code"] = self._exit_code
-        ran = self.context.runtime.get("ran", 0)
-        return protocol.ObservedState(exists, self._state, self._reason, properties=properties, ran=ran)
+    def _properties(self) -> dict[str, Any]:
+        return {"pid": self._command_pid or self._pid}
 
 
 def _identity(config: ProcessConfig) -> str:

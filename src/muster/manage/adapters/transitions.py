@@ -13,8 +13,12 @@ import functools
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from muster.core import health
+from muster.core import errors, health
+from muster.core.telemetry import log
+from muster.manage import protocol
 from muster.manage.adapters import base, health_checks
+
+events = log.EventLog("manage")
 
 
 class Transitions:
@@ -59,6 +63,9 @@ def _retrieved(task: asyncio.Task[None]) -> None:
 class RunAdapter(base.Adapter):
     """``context.runtime`` contains ``ran``, the generation that the last run was started for."""
 
+    has_hooks = True
+    _pid: int | None = None  # of what runs
+
     def __init__(self, context: base.AdapterContext) -> None:
         super().__init__(context)
         self._transitions = Transitions(context.name)
@@ -67,9 +74,13 @@ class RunAdapter(base.Adapter):
         self._reason = "never started"
         self._exit_code: int | None = None
         self._problem = ""  # why the adapter has just ended it
+        self._is_starting = False  # its post_start hook runs
+
+    async def observe(self) -> protocol.ObservedState:
+        return self._observed()
 
     async def do_start(self) -> None:
-        await self._transitions.reach("start", self._start)
+        await self._transitions.reach("start", self._begin)
 
     async def do_stop(self) -> None:
         await self._transitions.reach("stop", self._stop)
@@ -81,20 +92,73 @@ class RunAdapter(base.Adapter):
     async def _start(self) -> None: ...
 
     @abc.abstractmethod
-    async def _stop(self) -> None: ...
+    async def _end(self) -> None:
+        """Stop what runs."""
+
+    async def _look(self) -> None:
+        """Report its end, if that is not reported as soon as it happens."""
+
+    def _begin_start(self) -> None:
+        self._is_starting = bool(self.context.hooks and self.context.hooks.post_start)
+
+    async def _finish_start(self) -> None:
+        """It runs: run its hook."""
+        if not self._is_starting or self.context.hooks is None:
+            return
+        problem = await self.run_hook("post_start", self.context.hooks.post_start)
+        self._is_starting = False
+        await self._look()
+        if not self._pid:  # it has ended meanwhile, which is reported
+            return
+        if problem:
+            await self._end()
+            self._report(health.HealthState.DOWN, problem)
+            raise errors.Refused(f"{self.context.name}: {problem}")
+        self._restart_checks()
+
+    async def _stop(self) -> None:
+        hooks = self.context.hooks if self._pid else None
+        if hooks is not None and (problem := await self.run_hook("pre_stop", hooks.pre_stop)):
+            events.warning("hook-failed", resource=self.context.name, problem=problem)
+            self.context.report_event("hook-failed", problem=problem)
+        await self._end()
 
     async def _restart(self) -> None:
         await self._stop()
-        await self._start()
+        await self._begin()
+
+    async def _begin(self) -> None:
+        try:
+            await self._start()
+        finally:
+            self._is_starting = False
 
     def _record_generation(self) -> None:
         """The current or next run is for the generation of the last call."""
         self.context.runtime["ran"] = max(self.context.runtime.get("ran", 0), self.context.generation)
 
-    # Checks of a run
+    def _report(self, state: health.HealthState, reason: str) -> None:
+        if self._is_starting and state is health.HealthState.UP:
+            state, reason = health.HealthState.STARTING, "its post_start hook runs"
+        self._state, self._reason = state, reason
+        self.context.report_state(self._observed())
+
+    def _observed(self) -> protocol.ObservedState:
+        properties = self._properties()
+        if self._exit_code is not None:
+            properties["exit_code"] = self._exit_code
+        return protocol.ObservedState(
+            self._config is not None,
+            self._state,
+            self._reason,
+            properties=properties,
+            ran=self.context.runtime.get("ran", 0),
+        )
 
     @abc.abstractmethod
-    def _report(self, state: health.HealthState, reason: str) -> None: ...
+    def _properties(self) -> dict[str, Any]: ...
+
+    # Checks of a run
 
     @abc.abstractmethod
     async def _probe(self, check: health_checks.HealthCheck) -> str | None:

@@ -118,7 +118,7 @@ class ContainerAdapter(transitions.RunAdapter):
 
     def __init__(self, context: base.AdapterContext) -> None:
         super().__init__(context)
-        self._pid = 0
+        self._pid: int = 0
         self._run = ""  # the id and the start of the run that is watched
         self._is_visible = True  # whether its processes can be found and signalled without the engine
 
@@ -211,6 +211,7 @@ class ContainerAdapter(transitions.RunAdapter):
             await self.context.save()  # before it starts, so that the watchdog knows it
             await self._engine().send("POST", f"/containers/{made['Id']}/start")
             self.starts += 1
+            self._begin_start()
         except errors.MusterError as error:
             self._report(health.HealthState.DOWN, f"cannot start: {error}")
             raise errors.Refused(f"{self.context.name}: {self._reason}") from error
@@ -222,6 +223,7 @@ class ContainerAdapter(transitions.RunAdapter):
             await self._remove(config)
             self._report(health.HealthState.DOWN, f"cannot start: {NOT_VISIBLE}")
             raise errors.Refused(f"{self.context.name}: {self._reason}", hint=VISIBLE_HINT)
+        await self._finish_start()
 
     @property
     def mark(self) -> str:  # type: ignore[override]
@@ -231,7 +233,7 @@ class ContainerAdapter(transitions.RunAdapter):
     def can_be_ended(self) -> bool:  # type: ignore[override]
         return not self._pid or self._is_visible
 
-    async def _stop(self) -> None:
+    async def _end(self) -> None:
         config = self._require()
         if await self._inspect(config) is not None:
             await self._engine().send(
@@ -402,21 +404,8 @@ class ContainerAdapter(transitions.RunAdapter):
     def _end_failed(self) -> None:
         self.tasks.spawn("kill", self._engine().send("POST", f"{self._path()}/kill"))
 
-    def _report(self, state: health.HealthState, reason: str) -> None:
-        self._state, self._reason = state, reason
-        self.context.report_state(self._observed())
-
-    def _observed(self) -> protocol.ObservedState:
-        properties: dict[str, Any] = {"pid": self._pid or None, "container": self._run[:12] or None}
-        if self._exit_code is not None:
-            properties["exit_code"] = self._exit_code
-        return protocol.ObservedState(
-            self._config is not None,
-            self._state,
-            self._reason,
-            properties=properties,
-            ran=self.context.runtime.get("ran", 0),
-        )
+    def _properties(self) -> dict[str, Any]:
+        return {"pid": self._pid or None, "container": self._run[:12] or None}
 
     # Its log
 

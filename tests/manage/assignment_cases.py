@@ -34,8 +34,23 @@ def assign(core: assignments.AssignmentProcessor) -> dict[str, str]:
     """All owners, as far as there are managers."""
     while changes := core.assign():
         core.accept(changes)
-    core.check_invariants()
+    check(core)
     return {name: owner.manager for name, owner in core.owners.items()}
+
+
+def check(core: assignments.AssignmentProcessor) -> None:
+    """Assert what must hold after any change."""
+    anew = records.ResourceIndex()
+    for name, resource in core.resources.items():
+        anew.set_resource(name, None, resource, has_owner=name in core.owners)
+    for name, owner in core.owners.items():
+        anew.set_owner(name, None, owner, exists=True)
+    dependants = {name: others for name, others in core.index.dependants.items() if others}
+    assert vars(core.index) | {"dependants": dependants} == vars(anew)
+    assert set(core.owners) <= set(core.resources)
+    assert set(core.statuses) <= set(core.resources)
+    assert set(core.changes.released) <= set(core.managers)
+    assert core.deviating == {name for name in core.resources if not core.is_as_desired(name)}
 
 
 def own(core: assignments.AssignmentProcessor, owners: dict[str, str]) -> None:

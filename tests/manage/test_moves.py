@@ -511,7 +511,7 @@ def test_a_thousand_resources_are_moved_in_parts():
     decided = moves.plan(state, presence, now, 0)
     assert decided.size == moves.MOVES_MAX
     state.accept(decided.changes)
-    state.check_invariants()
+    assignment_cases.check(state)
     while decided.size:
         decided = moves.plan(state, presence, now, 0)
         state.accept(decided.changes)

@@ -15,6 +15,7 @@ from tests.manage.assignment_cases import (
     UP,
     State,
     assign,
+    check,
     having,
     own,
     pages,
@@ -70,7 +71,7 @@ def test_managers_are_notified_of_changes_of_a_resource_its_dependencies_and_dep
     assert core.accept(core.apply([spec("alone", agent="c", group="g")], "ann")) == set(), "it has no owner"
     removed = records.RegistryChanges(resources={"web": None}, owners={"web": None})
     assert core.accept(removed) == {"n"}
-    core.check_invariants()
+    check(core)
 
 
 def test_managers_are_notified_of_a_new_owner():
@@ -116,7 +117,7 @@ def test_with_a_resource_its_status_goes():
     report(core, "db")
     core.accept(records.RegistryChanges(resources={"db": None}, owners={"db": None}))
     assert core.statuses == {}
-    core.check_invariants()
+    check(core)
 
 
 # Managers
@@ -239,7 +240,7 @@ def test_an_expired_manager_gets_all_assignments_again():
         assert (granted.anew, granted.session) == (True, 100 + number)
         assert [resource.spec.name for resource in granted.assigned] == ["web"]
         _, totals = pages(core, "m", totals)
-        core.check_invariants()
+        check(core)
     assert not core.renewal_page("n", pages(core, "n", protocol.RenewRequest(boot=1))[1]).anew, (
         "the others go on"
     )
@@ -250,12 +251,12 @@ def test_what_an_expired_manager_loses_is_not_kept_for_it():
     core.managers["m"].expires_at = 0.0
     core.expire(0.0)
     own(core, {"web": "n"})
-    core.check_invariants()
+    check(core)
     core = two()
     own(core, {"web": "n"})
     core.managers["m"].expires_at = 0.0
     core.expire(0.0)
-    core.check_invariants()
+    check(core)
 
 
 @pytest.mark.parametrize(
@@ -417,7 +418,7 @@ def test_resources_are_moved_only_where_managers_differ_much(before: list[int], 
     assert counts(core) == after
     assert len(changes.owners) == sum(max(0, had - has) for had, has in zip(before, after, strict=True))
     assert not core.assign(), "once is enough"
-    core.check_invariants()
+    check(core)
 
 
 def test_what_has_no_owner_goes_to_those_that_have_least():

@@ -9,7 +9,7 @@ import pytest
 from muster.core import errors
 from muster.manage import protocol
 from muster.manage.registry import assignments, records
-from tests.manage.assignment_cases import DOWN, DRAINED, UP, State, having, report, spec, two
+from tests.manage.assignment_cases import DOWN, DRAINED, UP, State, check, having, report, spec, two
 
 # Applying
 
@@ -104,7 +104,7 @@ def test_a_renamed_resource_keeps_its_owner_and_status_under_a_higher_epoch():
     assert core.statuses["store"].state is State.UP
     assert core.resources["web"].spec.depends_on == ("store",)
     assert core.resources["web"].generation == 1, "nothing else of it changed"
-    core.check_invariants()
+    check(core)
 
 
 def test_what_depends_on_several_follows_the_one_that_is_renamed():
@@ -174,7 +174,7 @@ def test_by_force_it_is_removed_at_once():
     nothing = {"web": None}
     assert (changes.resources, changes.owners, changes.statuses) == (nothing, nothing, nothing)
     assert core.accept(changes) == {"n"}
-    core.check_invariants()
+    check(core)
 
 
 def test_with_a_machine_that_is_forgotten_its_resources_go():
@@ -185,7 +185,7 @@ def test_with_a_machine_that_is_forgotten_its_resources_go():
     core.accept(core.forget("a"))
     assert (set(core.resources), set(core.owners)) == ({"db", "alone"}, {"db"})
     assert core.agents == {"a": records.AgentRecord(cordoned=True, forgotten=True)}
-    core.check_invariants()
+    check(core)
     core.accept(core.remove_agent("a"))
     assert core.agents == {}
     assert not core.remove_agent("a")

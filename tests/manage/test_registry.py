@@ -29,7 +29,7 @@ from muster.manage.registry import assignments, endpoint, operations, records
 from muster.testing import virtual_clock
 from muster.testing.eventually import eventually
 from muster.trust.permissions import roles
-from tests.manage import log_copies
+from tests.manage import assignment_cases, log_copies
 
 Scenario = Callable[["RegistryWorld"], Awaitable[None]]
 
@@ -380,14 +380,14 @@ def test_what_a_manager_loses_is_sent_in_pages():
     assert {name: len(names) for name, (_, names) in known.items()} == {"m1": 10_000, "m2": 10_000}
     assert known["m1"][1] == {name for name, owner in core.owners.items() if owner.manager == "m1"}
     assert renew("m1") == 1
-    assert not core._changes.released["m1"], "what is known to be known is dropped"
+    assert not core.changes.released["m1"], "what is known to be known is dropped"
     # A manager whose lease expired gets a full list, even if it did not notice.
     core.managers["m2"].expires_at = -1.0
     core.expire(0.0)
     assign()
     renew("m2")
     assert not known["m2"][1]
-    core.check_invariants()
+    assignment_cases.check(core)
 
 
 def test_orders_that_do_not_fit_into_a_message_are_sent_in_several():

@@ -26,7 +26,7 @@ from muster.manage import protocol
 from muster.manage.registry import assignments, records, registry_log
 from muster.supervision import tasks
 from muster.testing import virtual_clock
-from tests.manage import log_copies
+from tests.manage import assignment_cases, log_copies
 
 TTL_S = 15.0
 AGENTS = ["a", "b"]
@@ -166,7 +166,7 @@ class Registries(stateful.RuleBasedStateMachine):
             self.run(former.stop())
         self.core = self.log.fleet
         self.core.begin_term(self.term, self.term * 1_000_000)
-        self.core.check_invariants()
+        assignment_cases.check(self.core)
 
     def commit(
         self, changes: records.RegistryChanges, after: RegistryModel, fate: str = "stored", turn: int = 1
@@ -210,7 +210,7 @@ class Registries(stateful.RuleBasedStateMachine):
     def _accepted(self, after: RegistryModel) -> None:
         self.model = after
         assert seen(self.core) == after.seen()
-        self.core.check_invariants()
+        assignment_cases.check(self.core)
         for name, owner in self.core.owners.items():
             assert owner.epoch >= self.epochs.get(name, 0), f"the epoch of {name} fell"
         self.epochs = {name: owner.epoch for name, owner in self.core.owners.items()}

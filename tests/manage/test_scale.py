@@ -15,6 +15,7 @@ from muster.core import messages
 from muster.manage import client, protocol, rows
 from muster.manage.registry import endpoint
 from muster.testing.eventually import eventually
+from tests.manage import assignment_cases
 
 COUNT, AGENTS, PAGE = 100_000, 1_000, 2_000
 NAMES = [f"web-{number:06}" for number in range(COUNT)]
@@ -134,4 +135,4 @@ async def test_a_hundred_thousand_resources(fleet, connect):
     await phase("wait until gone", operator.wait_gone(*NAMES, timeout_s=60))
     await first.renew()
     assert not first.assigned
-    registry.state.check_invariants()
+    assignment_cases.check(registry.state)

@@ -29,9 +29,9 @@ from muster.manage.registry import records
 
 EPOCH_MAX = 1 << 62  # bound for epochs that an agent reports: a higher one always exists
 # Owners changed in one commit; the rest follows in the next.
-ASSIGNED_MAX = 25_000  # equivalent: any bound of this order serves
+ASSIGNED_MAX = 25_000
 # Names in `waits_for`, which is meant for people.
-WAITS_MAX = 100  # equivalent: any bound of this order serves
+WAITS_MAX = 100
 NAMED_MAX = 5  # names in an error message
 # A renewal outlasts the time of the registry that grants it by at most this fraction of the time to live.
 OUTLAST = 0.25
@@ -150,8 +150,8 @@ class AssignmentProcessor:
         self.epoch = 0  # the highest assigned epoch
         # After the first and up to the second of a pair: assigned after a backup that was restored
         self.lost_epochs: list[tuple[int, int]] = []
-        self._index = records.ResourceIndex()
-        self._changes = AssignmentChanges()
+        self.index = records.ResourceIndex()
+        self.changes = AssignmentChanges()
         self._expiries: dict[str, int] = {}  # by manager: how often its pending changes were discarded
         self._sorted_names: list[str] | None = None
 
@@ -159,7 +159,7 @@ class AssignmentProcessor:
         """The registry becomes active. Managers renew again; each gets all that it owns."""
         self.term, self.session = term, session
         for name in self.managers:
-            self._changes.forget(name)
+            self.changes.forget(name)
         self.managers.clear()
         self.renewed.clear()
         self._expiries.clear()
@@ -182,7 +182,7 @@ class AssignmentProcessor:
             for version in (self.resources.get(name), resource):
                 touched |= set(version.spec.depends_on) if version is not None else set()
             self._set_resource(name, resource)
-            touched |= {name, *self._index.dependants.get(name, ())}
+            touched |= {name, *self.index.dependants.get(name, ())}
         for name, owner in changes.owners.items():
             self._set_owner(name, owner)
             touched.add(name)
@@ -193,12 +193,12 @@ class AssignmentProcessor:
             before = self.statuses.get(name)
             self.statuses[name] = status
             if before is None or _progress(before) != _progress(status):
-                touched |= self._index.dependants.get(name, set())
+                touched |= self.index.dependants.get(name, set())
         for name in judged:
-            (self.deviating.discard if self._is_as_desired(name) else self.deviating.add)(name)
+            (self.deviating.discard if self.is_as_desired(name) else self.deviating.add)(name)
         return self._touch(touched)
 
-    def _is_as_desired(self, name: str) -> bool:
+    def is_as_desired(self, name: str) -> bool:
         """Whether nothing about it is to be waited for; also if it does not exist."""
         resource, status = self.resources.get(name), self.statuses.get(name)
         if resource is None or resource.deleting:
@@ -228,16 +228,16 @@ class AssignmentProcessor:
         return copied
 
     def owned_count(self, manager: str) -> int:
-        return sum(len(names) for (owner, _), names in self._index.owned.items() if owner == manager)
+        return sum(len(names) for (owner, _), names in self.index.owned.items() if owner == manager)
 
     @property
     def owning_managers(self) -> set[str]:
         """The managers that own resources."""
-        return {manager for manager, _ in self._index.owned}
+        return {manager for manager, _ in self.index.owned}
 
     def hosted(self, agent: str) -> Collection[str]:
         """The resources of an agent."""
-        return self._index.hosted.get(agent, ())
+        return self.index.hosted.get(agent, ())
 
     def zone_of(self, agent: str) -> str:
         known = self.agents.get(agent)
@@ -245,7 +245,7 @@ class AssignmentProcessor:
 
     def agent_of(self, name: str) -> str | None:
         """The agent on which a resource belongs, also under the name from which it is being renamed."""
-        resource = self.resources.get(self._index.renamed.get(name, name))
+        resource = self.resources.get(self.index.renamed.get(name, name))
         return None if resource is None else resource.spec.agent
 
     def _touch(self, names: Iterable[str]) -> set[str]:
@@ -253,19 +253,19 @@ class AssignmentProcessor:
         for name in names:
             owner = self.owners.get(name)
             if owner is not None and owner.manager:
-                self._changes.assign(owner.manager, name)
+                self.changes.assign(owner.manager, name)
                 managers.add(owner.manager)
         return managers
 
     @property
     def revision(self) -> int:
-        return self._changes.revision
+        return self.changes.revision
 
     def _set_resource(self, name: str, resource: records.ResourceRecord | None) -> None:
         before = self.resources.pop(name, None)
         if (before is None) != (resource is None):
             self._sorted_names = None
-        self._index.set_resource(name, before, resource, has_owner=name in self.owners)
+        self.index.set_resource(name, before, resource, has_owner=name in self.owners)
         if resource is None:
             self.statuses.pop(name, None)
         else:
@@ -273,9 +273,9 @@ class AssignmentProcessor:
 
     def _set_owner(self, name: str, owner: records.ResourceOwner | None) -> None:
         before = self.owners.pop(name, None)
-        self._index.set_owner(name, before, owner, exists=name in self.resources)
+        self.index.set_owner(name, before, owner, exists=name in self.resources)
         if before is not None and (owner is None or owner.manager != before.manager):
-            self._changes.release(before.manager, name, notify=before.manager in self.managers)
+            self.changes.release(before.manager, name, notify=before.manager in self.managers)
         if owner is not None:
             self.owners[name] = owner
 
@@ -310,10 +310,10 @@ class AssignmentProcessor:
         """A page of changes that this manager has not received yet, oldest first."""
         session = self.session + self._expiries.get(name, 0)
         resync = (request.term, request.session) != (self.term, session) or request.revision > self.revision
-        since = 0 if resync else request.revision  # equivalent: the first change has revision 2
-        self._changes.confirm(name, self.revision if resync else since)
-        beyond = protocol.PAGE + 1  # equivalent (1 -> 2): one beyond the page shows that there is more
-        page = list(itertools.islice(self._changes.since(name, since), beyond))
+        since = 0 if resync else request.revision
+        self.changes.confirm(name, self.revision if resync else since)
+        beyond = protocol.PAGE + 1
+        page = list(itertools.islice(self.changes.since(name, since), beyond))
         assigned: list[protocol.Assignment] = []
         size = count = 0
         for _, resource, released in page[: protocol.PAGE]:
@@ -366,7 +366,7 @@ class AssignmentProcessor:
             return ()
         if resource.deleting:
             dependants = (
-                dependant for dependant in self._index.dependants.get(name, ()) if dependant in self.resources
+                dependant for dependant in self.index.dependants.get(name, ()) if dependant in self.resources
             )
             deleting = (dependant for dependant in dependants if self.resources[dependant].deleting)
             return tuple(heapq.nsmallest(WAITS_MAX, deleting))
@@ -415,7 +415,7 @@ class AssignmentProcessor:
         late = [name for name, member in self.managers.items() if member.expires_at <= now]
         for name in late:
             del self.managers[name]
-            self._changes.forget(name)
+            self.changes.forget(name)
             self._expiries[name] = self._expiries.get(name, 0) + 1
         return late
 
@@ -428,18 +428,18 @@ class AssignmentProcessor:
         if not candidates:
             return changes
         boots = {name: self.managers[name].boot for name in candidates}
-        lost = [names for (manager, boot), names in self._index.owned.items() if boots.get(manager) != boot]
-        moving = sorted(self._index.unowned.union(*lost))
-        owned = {name: self._index.owned.get((name, boot), set()) for name, boot in boots.items()}
+        lost = [names for (manager, boot), names in self.index.owned.items() if boots.get(manager) != boot]
+        moving = sorted(self.index.unowned.union(*lost))
+        owned = {name: self.index.owned.get((name, boot), set()) for name, boot in boots.items()}
         counts = {name: len(names) for name, names in owned.items()}
         share = -(-len(self.resources) // len(candidates))
         slack = max(1, int(share * SLACK))
         for name in candidates:
             surplus = counts[name] - share
-            is_above = surplus > 0  # equivalent (Gt -> GtE): to move none changes nothing
+            is_above = surplus > 0
             if surplus > slack or (is_above and min(counts.values()) < share - slack):
                 moving += heapq.nsmallest(surplus, owned[name])
-                counts[name] -= surplus  # equivalent: those below the share get all that is moved
+                counts[name] -= surplus
         least = [(count, name) for name, count in counts.items()]
         heapq.heapify(least)
         for name in moving:
@@ -460,7 +460,7 @@ class AssignmentProcessor:
         changes = records.RegistryChanges(epoch=self.epoch)
         for spec in specs:
             before = self.resources.get(spec.name)
-            if spec.name in self._index.renamed:
+            if spec.name in self.index.renamed:
                 raise errors.Conflict(f"{spec.name!r} is being renamed", hint="apply again after the rename")
             if before is not None and before.deleting:
                 raise errors.Conflict(
@@ -531,25 +531,25 @@ class AssignmentProcessor:
 
     def movable(self, agent: str) -> Collection[str]:
         """Its resources that it stops if it cannot renew."""
-        return self._index.movable.get(agent, ())
+        return self.index.movable.get(agent, ())
 
     @property
     def agents_of_movable(self) -> list[str]:
-        return list(self._index.movable)
+        return list(self.index.movable)
 
     @property
     def jobs(self) -> Collection[str]:
         """One-off jobs, periodic ones, and runs of these."""
-        return self._index.jobs
+        return self.index.jobs
 
     def runs(self, job: str) -> list[str]:
         """The runs of a periodic job that exist, in order."""
-        return sorted(self._index.runs.get(job, ()))
+        return sorted(self.index.runs.get(job, ()))
 
     @property
     def ending(self) -> Collection[str]:
         """Resources that are deleted, or leave their agents."""
-        return self._index.ending
+        return self.index.ending
 
     def set_desired(
         self, name: str, desired: protocol.DesiredState, by: str, kind: protocol.DrainKind | None = None
@@ -597,7 +597,7 @@ class AssignmentProcessor:
             raise errors.NotFound(f"no resource {name!r}")
         if to in self.resources:
             raise errors.AlreadyExists(f"the resource {to!r} already exists")
-        if self._index.renamed.get(to, name) != name:
+        if self.index.renamed.get(to, name) != name:
             raise errors.Conflict(f"{to!r} is being renamed", hint="retry after the rename")
         if resource.deleting or (resource.formerly and resource.formerly != to):
             hint = (
@@ -613,7 +613,7 @@ class AssignmentProcessor:
             raise errors.Refused(f"{name!r} belongs to a topology, whose brokers refer to each other by name")
         changes = records.RegistryChanges(epoch=self.epoch)
         changes.resources[name] = changes.owners[name] = changes.statuses[name] = None
-        for dependant in self._index.dependants.get(name, ()):
+        for dependant in self.index.dependants.get(name, ()):
             other = self.resources[dependant]
             needs = tuple(to if need == name else need for need in other.spec.depends_on)
             spec = msgspec.structs.replace(other.spec, depends_on=needs)
@@ -647,14 +647,14 @@ class AssignmentProcessor:
         that change as well; they count with their new dependencies.
         """
         changes, deleted = records.RegistryChanges(epoch=self.epoch), set(names)
-        deleted.update(run for name in tuple(deleted) for run in self._index.runs.get(name, ()))
+        deleted.update(run for name in tuple(deleted) for run in self.index.runs.get(name, ()))
         for name in sorted(deleted):
             resource = self.resources.get(name)
             if resource is None:
                 raise errors.NotFound(f"no resource {name!r}")
             remaining = [
                 dependant
-                for dependant in self._index.dependants.get(name, ())
+                for dependant in self.index.dependants.get(name, ())
                 if dependant not in deleted
                 and dependant in self.resources
                 and not self.resources[dependant].deleting
@@ -736,14 +736,6 @@ class AssignmentProcessor:
                 if resource.formerly and status.generation == resource.generation:
                     changes.resources[name] = msgspec.structs.replace(resource, formerly="")
         return changes, refused
-
-    def check_invariants(self) -> None:
-        """For tests: assert what must hold after any change."""
-        self._index.check(self.resources, self.owners)
-        assert set(self.owners) <= set(self.resources)
-        assert set(self.statuses) <= set(self.resources)
-        assert set(self._changes.released) <= set(self.managers)
-        assert self.deviating == {name for name in self.resources if not self._is_as_desired(name)}
 
 
 def _progress(status: protocol.ResourceStatus) -> tuple[bool, bool, int]:

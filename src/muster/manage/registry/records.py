@@ -153,20 +153,6 @@ class ResourceIndex:
         elif exists:
             self.unowned.add(name)
 
-    def check(
-        self,
-        resources: dict[str, ResourceRecord],
-        owners: dict[str, ResourceOwner],
-    ) -> None:
-        """For tests: compare with an index that is made anew."""
-        anew = ResourceIndex()
-        for name, resource in resources.items():
-            anew.set_resource(name, None, resource, has_owner=name in owners)
-        for name, owner in owners.items():
-            anew.set_owner(name, None, owner, exists=True)
-        dependants = {name: others for name, others in self.dependants.items() if others}
-        assert vars(self) | {"dependants": dependants} == vars(anew)
-
 
 def _discard(index: dict[K, set[str]], key: K, name: str) -> None:
     names = index[key]

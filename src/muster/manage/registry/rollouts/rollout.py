@@ -222,22 +222,8 @@ class Rollout(msgspec.Struct, kw_only=True, omit_defaults=True, dict=True):
 
     def summary(self) -> rows.RolloutRow:
         """The summary of a header."""
-        return rows.RolloutRow(
-            id=self.id,
-            at_ms=self.at_ms,
-            state=self.state,
-            reason=self.reason,
-            by=self.by,
-            operation=self.plan.operation,
-            counts=self.counts,
-            unreachable=self.unreachable,
-            revision=self.revision,
-            wave=self.wave,
-            waves=self.waves,
-            groups=list(self.groups),
-            reverts=self.reverts,
-            reverted_by=self.reverted_by,
-        )
+        fields = msgspec.structs.asdict(self) | {"operation": self.plan.operation}
+        return msgspec.convert(fields, rows.RolloutRow)
 
 
 class RolloutEngine:

@@ -116,7 +116,11 @@ def diff(invocation: command.Invocation, path: Path, to: connection.ConnectionOp
 
 @click.command(
     cls=command.MusterCommand,
-    examples=[("muster delete -f fleet.yaml", ""), ("muster delete web-1 web-2 --wait 30s", "")],
+    examples=[
+        ("muster delete -f fleet.yaml", ""),
+        ("muster delete web-1 web-2 --wait 30s", ""),
+        ("muster delete --where \"group = 'web'\"", "muster targets shows what a predicate selects"),
+    ],
 )
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=live_names.RESOURCES)
 @click.option(
@@ -126,6 +130,7 @@ def diff(invocation: command.Invocation, path: Path, to: connection.ConnectionOp
     type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
     help="Delete the resources of this manifest; '-' reads standard input.",
 )
+@click.option("--where", default="", metavar="PREDICATE", help="Delete what this predicate selects.")
 @command.duration("--wait", None, "Wait up to this time until the resources are deleted.")
 @click.option(
     "--force",
@@ -138,20 +143,21 @@ def delete(
     invocation: command.Invocation,
     names: tuple[str, ...],
     path: Path | None,
+    where: str,
     wait_s: float | None,
     force: bool,
     to: connection.ConnectionOptions,
 ) -> None:
     """Stop resources and delete them, dependent ones first."""
-    if bool(names) == bool(path):
-        raise click.UsageError("give either names or -f FILE")
+    if bool(names) + bool(path) + bool(where) != 1:
+        raise click.UsageError("give either names, -f FILE or --where PREDICATE")
     text = registry_calls.read_text(path) if path else ""
 
     async def work(fleet: client.ManageClient) -> rows.DeleteResult:
         if path is not None:
             done = await fleet.delete_manifest(text, force=force)
         else:
-            done = await fleet.delete(*names, force=force)
+            done = await fleet.delete(*(names or await fleet.names(where=where)), force=force)
         if wait_s is not None:
             await fleet.wait_gone(*done.deleting, timeout_s=wait_s)
         return done

@@ -302,5 +302,7 @@ def exec(
     columns += ["truncated"] if any(row.truncated for row in results) else []
     empty = command.empty_result("the predicate selects no resource", results, where)
     invocation.printer.rows(results, columns, of="resource", empty=empty)
+    if names and any("has no operation" in row.reason for row in results):
+        invocation.printer.note(f"hint: a command follows --: muster exec {names[0]} -- {operation}")
     if any(row.outcome != "done" for row in results):
         raise click.exceptions.Exit(1)

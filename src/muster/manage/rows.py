@@ -74,7 +74,8 @@ class FleetSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 class AgentRow(msgspec.Struct, frozen=True, kw_only=True):
     """An agent. ``cordoned``: it is drained and accepts no resources. ``state``, by those of its resources
-    that have not ended: unknown if they are unknown, because it does not respond; down if they are down
+    that have not ended: unknown if they are unknown, because it does not respond, or if something was moved
+    from it, or removed without it, and it has not reported since; down if they are down
     because it is silent while others of its zone are not; otherwise up. Without such resources: up if it has
     announced itself within the last 75 s, otherwise down; unknown while the registry is active for a shorter
     time. Forgotten: it has not reported yet that nothing is left on its machine. ``orphans``: number of

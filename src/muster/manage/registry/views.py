@@ -203,7 +203,9 @@ def agent_state(
     now: float,
 ) -> str:
     statuses = [status for resource in hosted if (status := state.statuses.get(resource))]
-    return _agent_state(statuses) or presence.state(name, now)
+    seen, known = _agent_state(statuses) or presence.state(name, now), state.agents.get(name)
+    is_awaited = known is not None and known.must_report  # something was moved from it
+    return "unknown" if seen == "up" and is_awaited else seen
 
 
 class AgentPresence:

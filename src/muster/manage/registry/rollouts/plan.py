@@ -12,6 +12,7 @@ from muster.manage import manifest, protocol, rows
 from muster.manage.registry import records
 
 CHANGES_BYTES_MAX = 128 << 10  # for one line
+TEMPLATE = "template."  # says again what the filled fields say
 
 
 def plan(
@@ -112,11 +113,13 @@ def superfluous(
 def differences(before: protocol.ResourceSpec, after: protocol.ResourceSpec) -> dict[str, tuple[Any, Any]]:
     """By field: the current and the new value."""
     old, new = _flat(msgspec.to_builtins(before)), _flat(msgspec.to_builtins(after))
-    return {
+    changed = {
         name: (old.get(name), new.get(name))
         for name in sorted({*old, *new})
         if old.get(name) != new.get(name) and name != "digest"
     }
+    filled = {name: values for name, values in changed.items() if not name.startswith(TEMPLATE)}
+    return filled or changed
 
 
 def bounded(changes: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:

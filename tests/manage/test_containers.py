@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import pathlib
 import signal
@@ -15,6 +16,7 @@ from muster.core import errors, health, messages
 from muster.manage import protocol
 from muster.manage.adapters import base
 from muster.manage.adapters.containers import container, engine, log_pages
+from muster.manage.agent import watchdog
 from muster.testing.eventually import eventually
 from tests import debian
 from tests.manage import contract, podman
@@ -251,6 +253,34 @@ class TestContainer(contract.AdapterContract):
         await self.do(host, "put", config=changed)
         await eventually(lambda: self.seen(host).state is health.HealthState.UP)
         assert self.seen(host).properties["container"] != before
+
+    async def test_the_watchdog_ends_what_may_move_without_the_engine(self, host, config, socket, tmp_path):
+        words = ["sh", "-c", "exec busybox env -i sleep 1000"]
+        await self.do(host, "create", config={**config, "command": words})
+        await eventually(lambda: self.seen(host).state is health.HealthState.UP)
+        record = json.loads((tmp_path / "hosted" / "thing.json").read_text()) | {"stop_after_s": 5.0}
+        (tmp_path / "thing.json").write_text(json.dumps(record))
+        times = watchdog.marked_times(tmp_path)
+        assert set(times.values()) == {4.5}
+        os.rename(socket, f"{socket}.away")
+        try:
+            assert await asyncio.to_thread(watchdog.kill, {*times})
+        finally:
+            os.rename(f"{socket}.away", socket)
+        await eventually(lambda: self.seen(host).properties.get("exit_code") == -9)
+
+    async def test_it_may_move_only_where_its_processes_can_be_ended(self, host, config, monkeypatch):
+        await self.do(host, "create", config=config, start=False)
+        thing = host.hosted["thing"]
+        monkeypatch.setattr(thing.context, "may_move", lambda: True)
+        with monkeypatch.context() as patched:
+            patched.setattr(container, "_can_end", lambda pid, marks: False)
+            refused = await self.do(host, "execute", operation="start")
+        assert "cannot end its processes without the engine" in refused.reason
+        assert not thing.adapter._pid
+        started = await self.do(host, "execute", operation="start")
+        assert started.outcome is messages.DecisionOutcome.DONE
+        assert thing.adapter.can_be_ended
 
     async def test_it_is_removed_by_others_and_comes_back(self, host, config, socket):
         await self.do(host, "create", config=config)

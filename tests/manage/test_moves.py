@@ -142,10 +142,17 @@ def test_resources_of_a_lost_machine_are_started_elsewhere():
         row = await world.client.describe("web")
         assert row.spec.agent in ("b", "c")
         assert world.runs_on("bound") == "a"
+        later = {"name": "later", "type": "memory", "count": 3}
+        await world.client.apply(json.dumps({"resources": [later]}))
+        assert {world.state.resources[f"later-{n}"].spec.agent for n in (1, 2, 3)} == {"b", "c"}
+        await world.client.delete("bound", force=True)
+        states = {agent.name: agent.state for agent in await world.client.agents()}
+        assert states == {"a": "unknown", "b": "up", "c": "up"}
         world.net.heal()
         await until(lambda: not {"web", "db"} & _there(world.hosts["a"]), within_s=10)
         await until(lambda: not world.state.agents["a"].must_report)
-        assert world.runs_on("bound") == "a"
+        assert not world.runs_on("bound")
+        assert [row.state for row in await world.client.agents()] == ["up"] * 3
 
     play(scenario)
 

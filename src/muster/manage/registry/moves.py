@@ -87,7 +87,10 @@ def is_suitable(
 def is_silent(
     state: assignments.AssignmentProcessor, presence: views.AgentPresence, agent: str, now: float
 ) -> bool:
-    """Whether an agent had no contact for longer than usual: its machine may be lost."""
+    """Whether an agent had no contact for longer than usual, or since something was moved from it: its
+    machine may be lost."""
+    if (known := state.agents.get(agent)) is not None and known.must_report:
+        return True
     times = [state.resources[name].stop_after_s for name in tuple(state.movable(agent))]
     limit = min(times) * RENEWALS_MISSED if times else 1.5 * protocol.HELLO_S
     return now - presence.contact_at(agent) >= limit

@@ -221,6 +221,7 @@ class ContainerAdapter(transitions.RunAdapter):
             await self._look()  # it may have ended meanwhile
         if self.context.may_move() and not self.can_be_ended:
             await self._remove(config)
+            await self._look()
             self._report(health.HealthState.DOWN, f"cannot start: {NOT_VISIBLE}")
             raise errors.Refused(f"{self.context.name}: {self._reason}", hint=VISIBLE_HINT)
         await self._finish_start()
@@ -353,7 +354,10 @@ class ContainerAdapter(transitions.RunAdapter):
         if run:
             if run != self._run or self._state is health.HealthState.UNKNOWN:
                 self._run, self._exit_code = run, None
-                self._is_visible = await asyncio.to_thread(_can_end, self._pid, run.split()[0])
+                marks = {run.split()[0].encode()}
+                if token := self.context.runtime.get("token"):
+                    marks.add(watchdog.MARK + token.encode())
+                self._is_visible = await asyncio.to_thread(_can_end, self._pid, marks)
                 self._restart_checks()
             return
         self._run = ""
@@ -422,13 +426,13 @@ class ContainerAdapter(transitions.RunAdapter):
         return known["Id"], await asyncio.to_thread(log_pages.entries, data)
 
 
-def _can_end(pid: int, id: str) -> bool:
+def _can_end(pid: int, marks: set[bytes]) -> bool:
     """Whether this process can find and signal the process of a container. Blocks."""
     try:
         os.kill(pid, 0)
     except OSError:
         return False
-    return pid in watchdog.processes_of({id.encode()}, set())
+    return pid in watchdog.processes_of(marks, set())
 
 
 def _identity(config: ContainerConfig) -> str:

@@ -579,7 +579,7 @@ def _require_acyclic(
 
 def _refusal(lines: Lines, number: int, field: str, message: str, hint: str | None = None) -> ManifestError:
     """Of a field of an entry, such as ``placement.affinity``."""
-    path = ("resources", number, *field.split("."))
+    path: tuple[str | int, ...] = ("resources", number, *field.split("."))
     return ManifestError(message, line=_line(lines, path), field=_dotted(path), hint=hint)
 
 

@@ -428,6 +428,9 @@ def test_nothing_is_done_where_nothing_is_known():
     reported = begin(assignment)
     hear(assignment, reported, observed(State.UNKNOWN, digest="other", reason="its adapter cannot tell"))
     assert act(assignment, reported) is None
+    deleting = msgspec.structs.replace(assignment, deleting=True)
+    assert act(deleting, reported) is Act.DELETE, "its agent replies, and its adapter may succeed"
+    assert act(deleting, runtime) is None
 
 
 # Steps

@@ -406,7 +406,9 @@ def decide(assignment: protocol.Assignment, runtime: ResourceRuntime, now: float
         return None
     if observed is None or runtime.recheck:  # a claim has no side effects
         return ReconcileStep(ReconcileAction.CLAIM, "assigned" if observed is None else "a heartbeat differs")
-    if runtime.health.state is health.HealthState.UNKNOWN or assignment.waits_for:
+    cannot_tell = observed.state is health.HealthState.UNKNOWN  # its adapter, which may still delete it
+    is_cut_off = runtime.health.state is health.HealthState.UNKNOWN and not cannot_tell
+    if is_cut_off or assignment.waits_for:
         return None
     if assignment.deleting:
         if assignment.formerly and not runtime.rename_sent:
@@ -421,9 +423,7 @@ def decide(assignment: protocol.Assignment, runtime: ResourceRuntime, now: float
         if assignment.formerly and not runtime.rename_sent:
             return ReconcileStep(ReconcileAction.RENAME, f"renamed from {assignment.formerly}")
         return ReconcileStep(ReconcileAction.CREATE, "it does not exist")
-    if (
-        observed.state is health.HealthState.UNKNOWN
-    ):  # the adapter cannot determine the state, so it may be running
+    if cannot_tell:  # it may be running
         return None
     if observed.digest != spec.digest:
         return (

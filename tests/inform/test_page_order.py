@@ -189,6 +189,26 @@ async def test_a_fence_that_comes_first_fails_no_linearizable_read_or_refusal(st
     assert fenced
 
 
+async def test_a_lease_that_is_over_is_not_taken_for_one_that_lasts_if_a_warning_comes_first(
+    start: Start, monkeypatch
+):
+    p, q = await start("p", ALONE), await start("q", ALONE)
+    p._loops[-3].cancel()  # ends what is due
+    await p.writer.write(put(lease_s=1.0), "ann")
+    await asyncio.sleep(1.5)
+    publish, warned = p.log._stream.publish, list[int]()
+
+    async def second(*rest: Any, **options: Any) -> int:
+        if not warned:
+            warned.append(await q.log.warn("p"))
+        return await publish(*rest, **options)
+
+    monkeypatch.setattr(p.log._stream, "publish", second)
+    with pytest.raises(errors.NotFound):
+        await q.reader._confirmed(get())
+    assert warned
+
+
 async def test_a_lease_that_is_over_ends_also_if_no_holder_is_left_of_its_context(start: Start):
     """A fence has made a node without a replica the primary; until it adopts the context, it decides."""
     p, q = await start("p", ALONE), await start("q", ALONE)

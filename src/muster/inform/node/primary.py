@@ -301,7 +301,8 @@ class PrimaryWriter:
                     await self.log.append(placed(entry, holders), since)
 
     async def end_lease(self, key: str) -> bool:
-        """Append the end of a lease, if it is over by the time of this node. Return whether it did.
+        """Append the end of a lease, if it is over by the time of this node. Return whether it is over: then the
+        log has its end, or another change of the context, or a fence of this node.
 
         `protocol.PrimaryMoved` if another node is the primary: then this one does not decide.
         """
@@ -309,10 +310,12 @@ class PrimaryWriter:
             base = self.base_here(key) or await self._base(key)
             if base.holders[:1] != (self.node,):
                 raise protocol.PrimaryMoved(f"{self.node} is not the primary of {key!r}")
-            return base.expired and await self._end_lease(key, base)
+            if base.expired:
+                await self._end_lease(key, base)
+            return base.expired
 
-    async def _end_lease(self, key: str, base: KeyState) -> bool:
-        """Whether it was appended; not if the context has changed since ``base``."""
+    async def _end_lease(self, key: str, base: KeyState) -> None:
+        """Not if the context has changed since ``base``."""
         assert base.stamp is not None
         assert base.writer is not None
         stamp = self._stamp_after(base.stamp, self.now_ns())
@@ -325,11 +328,8 @@ class PrimaryWriter:
             writer=base.writer,
             reason="expire",
         )
-        try:
+        with contextlib.suppress(errors.Conflict):
             await self.log.append(record, base.since)
-        except errors.Conflict:
-            return False
-        return True
 
     async def forget(self, key: str, replica: replica_table.Replica) -> None:
         """End the tombstone of a context of this primary."""

@@ -6,6 +6,7 @@ This is the only module that turns a record of the log into a replica.
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import heapq
 from collections.abc import Callable, Sequence
@@ -56,9 +57,8 @@ class ContextRecords:
         self.holds_all = True  # every context that exists has a replica here
         self.buckets_changed = asyncio.Event()
         self.short: set[str] = set()  # contexts of this primary with too few replicas
-        self.moved: dict[
-            str, tuple[float, replica_table.Replica]
-        ] = {}  # when this node stopped being the primary
+        # When this node stopped being the primary; in a dict, the first item is found after all deleted ones.
+        self.moved = collections.OrderedDict[str, tuple[float, replica_table.Replica]]()
         self._node = node
         self._tombstone_s = tombstone_s
         self._now_ns = now_ns
@@ -116,7 +116,7 @@ class ContextRecords:
             if holders[0] == node and replica.position < pages.position(sequence):  # the view may be ahead
                 if holders not in moved:
                     moved[holders] = fences.moved(holders, node, live)
-                if node == self._node:
+                if node == self._node and len(self.moved) < MOVED_MAX:
                     self._remember_moved(key, replica)
                 replica.holders = moved[holders]
                 if self._node not in replica.holders and not replica.temporary:
@@ -224,7 +224,7 @@ class ContextRecords:
         while moved and (
             len(moved) > MOVED_MAX or next(iter(moved.values()))[0] < now_s - MOVED_REMEMBERED_S
         ):
-            del moved[next(iter(moved))]
+            moved.popitem(last=False)
 
     def restore(self, entries: list[context_log.ContextLogEntry]) -> None:
         """Add replicas from the view; no watcher is notified."""

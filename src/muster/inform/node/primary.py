@@ -301,8 +301,8 @@ class PrimaryWriter:
                     await self.log.append(placed(entry, holders), since)
 
     async def end_lease(self, key: str) -> bool:
-        """Append the end of a lease, if it is over by the time of this node. Return whether it is over: then the
-        log has its end, or another change of the context, or a fence of this node.
+        """Append the end of a lease, if it is over by the time of this node. Return whether it is over: then
+        the log has its end, or another change of the context, or a fence of this node.
 
         `protocol.PrimaryMoved` if another node is the primary: then this one does not decide.
         """

@@ -177,6 +177,7 @@ class ContextPart:
                     raise
 
         await asyncio.gather(*(watch(key) for key in KEYS))
+        await _forever()  # started again, it would see the first changes once more
 
     # The end.
 

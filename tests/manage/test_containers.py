@@ -10,6 +10,7 @@ import signal
 import struct
 from typing import Any
 
+import psutil
 import pytest
 
 from muster.core import errors, health, messages
@@ -17,7 +18,7 @@ from muster.manage import protocol
 from muster.manage.adapters import base
 from muster.manage.adapters.containers import container, engine, log_pages
 from muster.manage.agent import watchdog
-from muster.testing.eventually import eventually
+from muster.testing.eventually import eventually, throughout
 from tests import debian
 from tests.manage import contract, podman
 
@@ -109,6 +110,17 @@ def memory_limits(pid: int) -> set[str]:
     root = pathlib.Path("/sys/fs/cgroup")
     files = [*root.glob(f"**{group}/memory.limit_in_bytes"), *root.glob(f"**{group}/memory.max")]
     return {file.read_text().strip() for file in files}
+
+
+def processor_time(socket: str) -> float:
+    """Of the engine that serves the socket, in seconds."""
+    (engine_,) = (
+        found
+        for found in psutil.process_iter(["cmdline"])
+        if f"unix://{socket}" in (found.info["cmdline"] or ()) and found.ppid() == os.getpid()
+    )
+    times = engine_.cpu_times()
+    return float(times.user + times.system)
 
 
 @pytest.fixture(scope="module", name="socket")
@@ -281,6 +293,13 @@ class TestContainer(contract.AdapterContract):
         started = await self.do(host, "execute", operation="start")
         assert started.outcome is messages.DecisionOutcome.DONE
         assert thing.adapter.can_be_ended
+
+    async def test_a_running_container_costs_the_engine_no_processor_time(self, host, config, socket):
+        await self.do(host, "create", config={**config, "command": ["sleep", "1000"]})
+        await eventually(lambda: self.seen(host).state is health.HealthState.UP)
+        before = processor_time(socket)
+        await throughout(lambda: self.seen(host).state is health.HealthState.UP, for_s=3)
+        assert processor_time(socket) - before < 0.6
 
     async def test_it_is_removed_by_others_and_comes_back(self, host, config, socket):
         await self.do(host, "create", config=config)

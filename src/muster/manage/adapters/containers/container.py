@@ -33,7 +33,7 @@ doc = sections.field_doc
 
 OWNER = "muster.folder"  # the label of the containers of an agent
 LOG_BYTES_MAX = "8m"
-WAIT_S = 60.0  # for the end of a container, in one request
+WAIT_S = 5.0  # for the end of a container, in one request; one that ended just before is seen after it
 RETRY_S = 2.0  # while the engine does not answer
 REMOVE_S = 60.0
 PULL_S = 1_800.0
@@ -334,7 +334,10 @@ class ContainerAdapter(transitions.RunAdapter):
                 if not self._transitions.is_underway():
                     await self._look()
                 if self._pid:
-                    await self._engine().send("POST", f"{self._path()}/wait", timeout_s=WAIT_S)
+                    # Podman uses most of a core while it waits for any other condition.
+                    await self._engine().send(
+                        "POST", f"{self._path()}/wait", timeout_s=WAIT_S, condition="next-exit"
+                    )
                 else:
                     await asyncio.sleep(RETRY_S)
             except errors.TimedOut:

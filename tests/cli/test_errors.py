@@ -50,6 +50,7 @@ def test_a_misspelt_choice_is_answered_with_the_nearest(muster):
     answer = muster("creds", "issue", "ann", "--role", "oprator")
     assert answer.code == 2
     assert "Did you mean 'operator'?" in answer.err
+    assert "Did you mean 'monitoring'?" in muster("up", "--with", "web,montoring").err
     assert "Did you mean" not in muster("creds", "issue", "ann", "--role", "zzz").err
 
 
@@ -200,3 +201,17 @@ def test_a_reader_that_goes_away_is_not_an_error():
     _, err = writer.communicate(timeout=30)
     assert err == b""
     assert writer.returncode == 0
+
+
+def test_a_token_given_in_place_of_its_file_is_not_printed(muster, tmp_path):
+    secret = "eyJ" + "a" * 300
+    answer = muster("join", secret, "--home", str(tmp_path / "other"))
+    assert answer.code == 4
+    assert secret not in answer.err
+    assert "'-' reads the token itself from stdin" in answer.err
+    assert "t: no such file" in muster("join", "t", "--home", str(tmp_path / "other")).err
+
+
+def test_a_destination_without_its_kind_is_shown_with_one(muster):
+    assert "such as queue:orders" in muster("message", "send", "orders", "x").err
+    assert "such as queue:orders" in muster("message", "send", "queu:orders", "x").err

@@ -73,6 +73,12 @@ async def test_a_value_that_is_neither_text_nor_bytes_is_refused_with_its_type(
         await domain.contexts.put("printers/3", value)
 
 
+async def test_an_attribute_that_cannot_be_stored_is_refused_by_name(domain: memory_domain.TestedDomain):
+    wrong: Any = {"floor": 2, "place": {"x": 1}}
+    with pytest.raises(errors.InvalidInput, match=r"attribute 'place' is .*, not dict"):
+        await domain.contexts.put("printers/3", "idle", attributes=wrong)
+
+
 async def test_content_that_is_no_json_is_refused(domain: memory_domain.TestedDomain):
     unknown: Any = object()
     with pytest.raises(errors.InvalidInput, match="text, bytes or JSON"):
@@ -181,6 +187,9 @@ async def test_a_machine_is_described_under_one_name(domain: memory_domain.Teste
     with pytest.raises(errors.NotFound, match="no agent and no sensor is named 'lokal'") as missing:
         await domain.fleet.machine("lokal")
     assert missing.value.hint == "agents: local"
+    with pytest.raises(errors.InvalidInput, match="the name of a file") as named:
+        await domain.fleet.apply("web.yaml")
+    assert named.value.hint == "pass Path('web.yaml')"
 
 
 class Lamp(memory_domain.MemoryResource):
@@ -234,6 +243,11 @@ async def test_a_topic_with_dots_is_a_warning(domain: memory_domain.TestedDomain
         warnings.simplefilter("error")
         await domain.publish("files/a.csv", "")
         await domain.publish("subject:topic.a.b", "")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        await domain.publish("orders.eu", "")
+        await (await domain.subscribe("orders.eu")).close()
+    assert [warning.filename for warning in warned] == [__file__] * 2
 
 
 async def test_jms_is_reached_from_the_domain(domain: memory_domain.TestedDomain):
@@ -263,6 +277,8 @@ def test_jms_without_an_event_loop(blocking_domain: memory_domain.BlockingTested
         assert blocking_domain.queue("orders").depth() == 0
     with pytest.raises(errors.MusterError, match="closed"):
         connection.session().producer()
+    with pytest.raises(ValueError, match="AcknowledgeMode"):
+        connection.session("cleint")  # type: ignore[arg-type]
 
 
 # How they look
@@ -279,7 +295,7 @@ def test_rows_are_shown_as_a_table(monkeypatch: pytest.MonkeyPatch):
     )
     lines = repr(listed).splitlines()
     assert lines[:3] == ["<25 rows, and there are more>", "  name    state  reason", "  web-0   up     a b"]
-    assert lines[-2:] == ["  … 5 more", "  and the columns long"]
+    assert lines[-2:] == ["  … 5 more", "  not shown: long"]
     assert repr(muster.Rows()) == "<0 rows>"
     assert len(repr(muster.Rows([{"a": 1}])).splitlines()) == 3
 

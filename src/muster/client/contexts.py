@@ -41,6 +41,9 @@ class AsyncContexts:
     def __init__(self, bus: api.Bus) -> None:
         self._client = client.InformClient(bus)
 
+    def __repr__(self) -> str:
+        return "<the contexts of the domain>"
+
     async def get(
         self, key: str, default: D | _Required = REQUIRED, *, max_staleness_s: float | None = None
     ) -> protocol.Context | D:
@@ -75,6 +78,12 @@ class AsyncContexts:
                 f"the value of a context is text or bytes, not {type(value).__name__}",
                 hint="encode it, for example with json.dumps; attributes can be numbers",
             )
+        for name, attribute in (attributes or {}).items():
+            if not isinstance(attribute, str | bool | int | float | list | tuple):
+                raise errors.InvalidInput(
+                    f"the attribute {name!r} is text, a number, a truth value or a list, "
+                    f"not {type(attribute).__name__}"
+                )
         try:
             data = value.encode() if isinstance(value, str) else value
         except UnicodeEncodeError as error:

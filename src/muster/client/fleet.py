@@ -56,6 +56,9 @@ class AsyncFleet:
         self._bus = bus
         self._client = client.ManageClient(bus)
 
+    def __repr__(self) -> str:
+        return "<the resources of the domain>"
+
     async def resources(self, *names: str, where: str = "") -> rows.Rows[manage_rows.ResourceRow]:
         """The named resources, those that match ``where``, or all."""
         return rows.Rows(await self._client.get(*names, where=where))
@@ -195,4 +198,8 @@ def _machine_of(alert: messages.Alert) -> str:
 def _text(manifest: Manifest) -> str:
     if isinstance(manifest, Path):
         return manifest.read_text("utf-8")
+    if isinstance(manifest, str) and manifest.endswith((".yaml", ".yml", ".json")):
+        raise errors.InvalidInput(
+            f"{manifest!r} is no manifest but the name of a file", hint=f"pass Path({manifest!r})"
+        )
     return manifest if isinstance(manifest, str) else msgspec.json.encode(manifest).decode()

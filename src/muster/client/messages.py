@@ -92,16 +92,17 @@ async def request(
 
 def to_subject(topic: str) -> str:
     subject = topics.Topic.parse(topic).subject
-    warn_of_dots(topic)
+    warn_of_dots(topic, level=4)
     return subject
 
 
-def warn_of_dots(topic: str) -> None:
-    """For those who know the subjects of NATS: a dot separates nothing in a topic."""
+def warn_of_dots(topic: str, *, level: int = 3) -> None:
+    """For those who know the subjects of NATS: a dot separates nothing in a topic. ``level``: of the line
+    that names the topic, as for `warnings.warn`."""
     if "." in topic and not any(mark in topic for mark in "/=:"):
         warnings.warn(
             f"the topic {topic!r} has one level: write {topic.replace('.', '/')!r} for several",
-            stacklevel=3,
+            stacklevel=level,
         )
 
 

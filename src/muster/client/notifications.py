@@ -42,6 +42,9 @@ class AsyncNotify:
         self._opening = asyncio.Lock()
         self._receivers: client.NotifyClient | None = None
 
+    def __repr__(self) -> str:
+        return "<the receivers and events of the domain>"
+
     async def send(
         self,
         event: str,

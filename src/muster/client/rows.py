@@ -107,7 +107,7 @@ class Rows(Sequence[T], Generic[T]):
         if len(self) > SHOWN_ROWS:
             lines.append(f"… {len(self) - SHOWN_ROWS} more")
         if left_out:
-            lines.append(f"and the columns {', '.join(left_out)}")
+            lines.append(f"not shown: {', '.join(left_out)}")
         count = f"{len(self)} {'row' if len(self) == 1 else 'rows'}{more}"
         return "\n  ".join([f"<{count}>", *lines])
 

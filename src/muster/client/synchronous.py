@@ -74,9 +74,6 @@ class Contexts(blocking.BlockingTwin[contexts.AsyncContexts]):
     def _ipython_key_completions_(self) -> list[str]:
         return [context.key for context in self.find(limit=COMPLETIONS_MAX)]
 
-    def __repr__(self) -> str:
-        return "<the contexts of the domain>"
-
 
 @blocking.documented_as(queues.AsyncQueue)
 class Queue(blocking.BlockingTwin[queues.AsyncQueue]):

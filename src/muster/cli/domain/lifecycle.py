@@ -40,7 +40,7 @@ def _parts(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> tu
     parts = tuple(dict.fromkeys(part for value in values for part in value.split(",") if part))
     for part in parts:
         if part not in PARTS:
-            raise click.BadParameter(f"{part!r} is not one of {', '.join(PARTS)}")
+            raise click.BadParameter(f"{part!r} is not one of {', '.join(PARTS)}.")
         for module in PARTS[part][1]:
             if importlib.util.find_spec(module) is None:
                 error = extras.missing(ModuleNotFoundError(name=module))

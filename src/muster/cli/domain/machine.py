@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from muster.app.machines import join_client, membership
 
 COLUMNS = ("name", "state", "version", "roles", "address", "broker?", "stores", "problem?", "since")
+PATH_SHOWN = 100  # characters
 
 
 @click.group(cls=command.MusterGroup, examples=[("muster machine list", "")])
@@ -262,7 +263,14 @@ def _text(token: str) -> str:
     from muster.core import errors
 
     if token:
-        return registry_calls.read_text(Path(token))
+        try:
+            return registry_calls.read_text(Path(token))
+        except OSError as error:
+            shown = token if len(token) < PATH_SHOWN else "TOKEN"  # it may be the secret itself
+            raise errors.NotFound(
+                f"{shown}: {(error.strerror or 'no file').lower()}",
+                hint="TOKEN is the name of a file; '-' reads the token itself from stdin",
+            ) from error
     text = os.environ.get("MUSTER_JOIN_TOKEN", "")
     if not text:
         raise errors.InvalidInput(

@@ -44,8 +44,9 @@ def destination(text: str) -> destinations.Destination:
     from muster.message import destinations
 
     if not text.startswith(("queue:", "topic:", "temporary-queue:", "temporary-topic:")):
+        example = f"queue:{text.rpartition(':')[2]}"
         raise click.BadParameter(
-            f"{text!r} is neither queue:NAME nor topic:NAME, such as queue:{text}", param_hint="DESTINATION"
+            f"{text!r} is neither queue:NAME nor topic:NAME, such as {example}", param_hint="DESTINATION"
         )
     return destinations.Destination.parse(text)
 

@@ -46,7 +46,7 @@ class Connection(dispatcher_connection.DispatcherConnection):
 
     def session(self, mode: AcknowledgeMode = AcknowledgeMode.AUTO) -> Session:
         """A session; its mode determines when received messages are acknowledged."""
-        return Session(self, mode)
+        return Session(self, AcknowledgeMode(mode))
 
 
 class Session(lifecycle.ClosingContext):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
+import itertools
 import time
 from typing import Any
 
@@ -317,6 +319,30 @@ async def test_browsing_uses_up_the_share_of_its_identity_only(
         assert await search(bob) == ["x"]
     searching.cancel()
     await asyncio.wait([searching])
+
+
+async def test_selectors_use_up_the_share_of_their_identity_only(
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
+):
+    ann, bob = await dial(identity="ann"), (await dial(identity="bob")).session()
+    admission.of_loop(asyncio.get_running_loop()).share = 0.02
+
+    def refused() -> int:
+        return requests.refusals().get((protocol.PART, "rate"), 0)
+
+    async def attach_forever() -> None:
+        for number in itertools.count():
+            selector = " OR ".join(f"p{clause} = {number}" for clause in range(200))
+            with contextlib.suppress(errors.MusterError):
+                await ann.request(protocol.AttachConsumer(ann.name, number, str(ORDERS), selector=selector))
+
+    before = refused()
+    attaching = asyncio.create_task(attach_forever())
+    await eventually.eventually(lambda: refused() > before)
+    async with asyncio.timeout(10):
+        await bob.producer(ORDERS).send(messages.TextMessage("x"))
+    attaching.cancel()
+    await asyncio.wait([attaching])
 
 
 async def test_browsing_gives_others_their_turn(

@@ -383,6 +383,8 @@ DispatcherRequest = (
     | MoveMessages
 )
 COUNTED: Final = (GrantCredit, ReleaseMessages)  # notifications whose loss is detected
+#: What has a flow control of its own. Of others the time is charged: a new selector may take 20 ms.
+TRAFFIC: Final = (CommitWork, SharedWork, StageMessages, StoreChunk, ReadChunk, *COUNTED)
 READS: Final = (BrowseQueue, CountPartitions, ListQueues, ListSubscriptions, ListScheduled)
 
 

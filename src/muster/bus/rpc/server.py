@@ -406,6 +406,14 @@ class RpcServer:
 
     # Refusing, without a task.
 
+    def measure(self, identity: str, work: Callable[[], None]) -> None:
+        """Do ``work``, and charge the time that it takes."""
+        started_s = self._slices.start()
+        try:
+            work()
+        finally:
+            self.charge(identity, self._slices.stop(identity, started_s))
+
     def charge(self, identity: str, cost: float) -> None:
         self._admission.charge(identity, cost, self._loop.time())
 

@@ -288,8 +288,11 @@ class Dispatcher:
                 self._require_connection(caller.identity, request.connection).notified += 1
             if kind == protocol.READ and not isinstance(request, protocol.READS):
                 raise errors.Forbidden("this request is not read-only: send it as a request")
-            if not self._admin_requests.submit(caller, request):
-                self._handle(caller.identity, request, reply)
+            handle = functools.partial(self._handle, caller.identity, request, reply)
+            if isinstance(request, protocol.TRAFFIC):
+                handle()
+            elif not self._admin_requests.submit(caller, request):
+                self._admin_requests.server.measure(caller.identity, handle)
         except errors.MusterError as error:
             reply(protocol.failed(error))
 

@@ -263,6 +263,26 @@ async def test_a_node_that_does_not_answer_the_warnings_of_two_others_is_fenced_
     assert p.failure() is None
 
 
+async def test_a_node_that_only_appends_is_not_fenced_and_stops_no_repairs(start: Start, monkeypatch):
+    p, q = await start("p"), await start("q")
+    await p.writer.write(put(), "ann")
+    for loop in p._loops[2:]:  # it announces nothing
+        loop.cancel()
+    repaired: list[int] = []
+
+    async def repair() -> None:
+        repaired.append(len(q.directory.nodes))
+
+    monkeypatch.setattr(q.maintenance, "repair", repair)
+    q.directory.remove("p")
+    q.maintenance._lost.add("p")
+    q.maintenance._steady_since_s = -1_000.0
+    await q.maintenance.probe()
+    assert repaired
+    assert not q.records.fences
+    assert q.maintenance._lost == {"p"}
+
+
 async def test_a_warning_of_which_its_writer_was_stopped_is_given_again(start: Start):
     p, q = await start("p"), await start("q")
     await p.writer.write(put(), "ann")

@@ -146,9 +146,10 @@ class NodeMaintenance:
         self._lost.difference_update(self.directory.nodes)
         if self.directory.nodes and self.directory.nodes[0] < self.node:
             return
-        for node in sorted(self._lost):
-            await self.writer.fence(node, is_gone=False)
-            self._lost.discard(node)
+        with contextlib.suppress(errors.Unavailable):  # it appends, though nothing else arrives from it
+            for node in sorted(self._lost):
+                await self.writer.fence(node, is_gone=False)
+                self._lost.discard(node)
 
     async def _adopt(self) -> None:
         """Hold the contexts of which all holders are lost and fences have made this node the primary."""

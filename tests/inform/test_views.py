@@ -366,6 +366,27 @@ async def test_a_view_of_another_log_is_not_loaded(start_node, inform, connect, 
     assert again.replicas.permanent == len(keys)
 
 
+async def test_a_node_goes_on_with_a_stream_that_was_made_again(start_node, inform, connect, tmp_path):
+    node = await start_node("n1", view=tmp_path / "again.db")
+    for number in range(5):
+        await inform.put(f"old{number}", b"v")
+    operator = await connect("operator")
+    await operator.delete_stream(protocol.STREAM)
+    await context_log.open_stream(operator)
+
+    async def is_read_again() -> bool:
+        with contextlib.suppress(errors.Unavailable):
+            await inform.put("new", b"w")
+            return not node.replicas.index.keys() - {"new"}
+        return False
+
+    await eventually(is_read_again, timeout_s=30)
+    assert (await inform.get("new", max_staleness_s=0.0)).value == b"w"
+    with pytest.raises(errors.NotFound):
+        await inform.get("old1", max_staleness_s=0.0)
+    assert node.failure() is None
+
+
 async def test_what_is_read_again_for_the_view_is_bounded_by_its_bytes(
     start_node, inform, tmp_path, monkeypatch
 ):

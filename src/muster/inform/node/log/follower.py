@@ -58,8 +58,6 @@ class LogFollower:
                 first = await self._start()
                 async with self.log.follow(first) as following:
                     await self._apply_all(following)
-                if self.log.is_replaced:
-                    raise errors.Dropped("pages were lost", first=1, last=self.log.applied)
             except errors.Dropped:  # trimmed before it was received, or lost
                 events.warning("log-read-again", node=self.node, applied=self.log.applied)
                 await self.view_writer.restart()
@@ -70,6 +68,8 @@ class LogFollower:
     async def _start(self) -> int:
         """The sequence to continue with. What decides whether its records count is read before."""
         log = self.log
+        if log.is_replaced:
+            raise errors.Dropped("pages were lost", first=1, last=log.applied)
         if log.order.is_begun:
             return log.applied + 1
         first = (await log.state()).first_sequence

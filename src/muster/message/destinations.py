@@ -2,7 +2,7 @@
 
 A topic name is any notation of `muster.core.topics`; a queue name is any text. The name of a temporary
 destination begins with `TEMPORARY` and the name of the connection that owns it, and only that connection may
-consume from it. The name decides, not the kind: a client may state any kind.
+consume from it, unless the name ends with `OPEN`. The name decides, not the kind: a client may state any kind.
 
 Messages of a temporary topic are published in the reply space of its owner (`muster.core.subjects`), not
 below ``topic.``: every identity with topics may publish there, and the broker lets only the owner subscribe.
@@ -20,6 +20,7 @@ from muster.core import errors, queue_names, subjects, topics
 from muster.message import errors as message_errors
 
 TEMPORARY: Final = queue_names.TEMPORARY
+OPEN: Final = ":open"
 TEMPORARY_TOPIC: Final = f"path:{TEMPORARY}"
 DEAD_LETTERS: Final = queue_names.DEAD_LETTERS
 QUEUE_NAME_BYTES_MAX: Final = 300
@@ -64,8 +65,12 @@ class Destination:
         """The name of the connection that owns a temporary destination."""
         return self._bare.removeprefix(TEMPORARY).replace("/", ":").split(":")[0]
 
+    def may_consume(self, connection: str) -> bool:
+        """Whether a connection may consume from this temporary destination."""
+        return self.owner == connection or self.name.endswith(OPEN)
+
     def check_consumer(self, connection: str) -> None:
-        if self.is_temporary and self.owner != connection:
+        if self.is_temporary and not self.may_consume(connection):
             kind = "queue" if self.is_queue else "topic"
             raise errors.Forbidden(f"only the connection that owns a temporary {kind} may consume from it")
 

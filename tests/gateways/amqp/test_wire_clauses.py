@@ -374,6 +374,23 @@ async def test_a_link_that_misused_a_transfer_stores_nothing(frame_client: Clien
     assert not any(row.depth for row in (await connection.request(protocol.ListQueues())).queues)
 
 
+async def test_3_2_1_a_priority_that_is_too_large_is_the_highest(frame_client: Client):
+    """It is a ubyte; some number of another type is accepted, and must not keep the message."""
+
+    def work() -> int:
+        raw = frame_client
+        _sends(raw)
+        _send(raw, [U(0), U(0), ONE, U(0)], raw_client.described(0x70, [FALSE, U(300)]) + PAYLOAD)
+        raw.send(*raw.attach_receiver(1, [amqp_types.text("queue:orders")]))
+        raw.until(frames.ATTACH)
+        raw.send(*raw.flow(1, 1))
+        message = proton.Message()
+        message.decode(raw.until(frames.TRANSFER)[1])
+        return int(message.priority)
+
+    assert await asyncio.to_thread(work) == 255
+
+
 async def test_3_2_a_message_without_sections_is_rejected(frame_client: Client):
     def work() -> tuple[int, Any]:
         _transfers([U(0), U(0), ONE, U(0)])(frame_client)
@@ -930,18 +947,34 @@ async def test_3_5_10_a_dynamic_node_outlives_the_detachment_of_its_link(frame_c
     assert (len(set(addresses)), condition) == (1, "amqp:not-found")
 
 
-async def test_a_dynamic_node_is_locked_for_other_connections(
-    gateway: amqp_gateway.AmqpGateway, frame_client: Client
+@pytest.mark.parametrize("kind", ["", "temporary-queue", "temporary-topic"])
+async def test_a_temporary_destination_of_jms_is_locked_for_other_connections(
+    gateway: amqp_gateway.AmqpGateway, frame_client: Client, kind: str
 ):
-    def work() -> str:
-        frame_client.send(*frame_client.attach_receiver(0, [NULL, NULL, NULL, NULL, TRUE]))
-        address = amqp_types.text(frames.state_fields(frame_client.until(frames.ATTACH)[7])[0])
-        other = raw_client.FrameClient(gateway.port, "other")
-        with other.socket:
-            other.send(*other.attach_receiver(0, [address]))
-            return raw_client.condition(other.until(DETACH))
+    """Any other dynamic node is for all, and known to all when it is deleted."""
+    capability = _symbol(kind) if kind else NULL
 
-    assert await asyncio.to_thread(work) == "amqp:resource-locked"
+    def work() -> list[str]:
+        raw = frame_client
+        raw.send(*raw.attach_receiver(0, [*[NULL] * 4, TRUE, *[NULL] * 5, capability]))
+        source = [frames.state_fields(raw.until(frames.ATTACH)[7])[0]]
+        source = [amqp_types.text(source[0]), *[NULL] * 9, capability]
+        other = raw_client.FrameClient(gateway.port, "other")
+        conditions = []
+        with other.socket:
+            for name in ("first", "second"):
+                other.send(*other.attach_receiver(0, source, name))
+                is_attached = other.until(frames.ATTACH)[7] is not None
+                other.send(DETACH, [U(0), TRUE])
+                answer = other.until(DETACH)
+                conditions.append("attached" if is_attached else raw_client.condition(answer))
+                if name == "first":
+                    raw.send(DETACH, [U(0), TRUE])
+                    raw.until(DETACH)
+        return conditions
+
+    locked = ["amqp:resource-locked"] * 2
+    assert await asyncio.to_thread(work) == (locked if kind else ["attached", "amqp:not-found"])
 
 
 async def test_2_6_12_outcomes_keep_the_order_of_their_messages(frame_client: Client):

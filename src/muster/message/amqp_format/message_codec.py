@@ -272,6 +272,11 @@ def _header(persistent: bool, priority: int, deliveries: int, ttl_ms: int = 0) -
     return section
 
 
+def _ubyte(priority: Any) -> int:
+    """A priority, which may have been sent as a number of another type."""
+    return min(max(int(priority), 0), 255)
+
+
 def encode(meta: messages.MessageMeta, data: bytes, deliveries: int, now_ms: int) -> bytes:
     """``deliveries``: the number of previous deliveries. Raises `FormatError` if AMQP cannot represent the
     message.
@@ -292,7 +297,7 @@ def _encode(meta: messages.MessageMeta, data: bytes, deliveries: int, now_ms: in
     if stored[:3] == _HEADER:
         end = amqp_types.skip(stored, 3)
         sent = repeated_sections.header_fields(stored[3:end])
-        priority = priority if sent.priority is None else int(sent.priority)
+        priority = priority if sent.priority is None else _ubyte(sent.priority)
         left_ms = left_ms if sent.ttl_ms else 0
         stored = stored[end:]
     else:
@@ -371,7 +376,7 @@ def redelivered(data: bytes) -> bytes:
         fields = amqp_types.plain_fields(data, 3)
         durable, level, ttl, _, deliveries = (fields + _NO_FIELDS)[:5]
         persistent, ttl_ms, count = bool(durable), _number(ttl), _number(deliveries)
-        priority = 4 if level is None else int(level)
+        priority = 4 if level is None else _ubyte(level)
         at = amqp_types.skip(data, 0)
     changed = _header(persistent, priority, count + 1, ttl_ms) + data[at:]
     if isinstance(data, LargeMessage):

@@ -325,7 +325,7 @@ class Works:
             return owned and self._rights.may_subscribe(connection.identity, subscription.topic)
         queue = destinations.queue(key.removeprefix(ledger.QUEUE_MARK))
         if queue.is_temporary:
-            return queue.owner == connection.name
+            return queue.may_consume(connection.name)
         return self._rights.may(connection.identity, "receive", queue.name)
 
     # Messages.

@@ -209,7 +209,9 @@ class LinkFactory:
         link.condition = conditions.condition_of(error)
         link.close()
 
-    async def _temporary(self, link: Any, *, topic: bool) -> destinations.Destination:
+    async def _temporary(self, link: Any, capabilities: frozenset[str]) -> destinations.Destination:
+        """A node for the link. One that is no temporary destination of JMS is a queue of all connections."""
+        topic = "temporary-topic" in capabilities
         kept = self._detached_nodes.pop((link.name, link.is_receiver), None)
         if kept is not None and kept.is_queue is not topic:
             return kept
@@ -217,7 +219,8 @@ class LinkFactory:
         if topic:
             made = destinations.temporary_topic(connection, number)
         else:
-            name = f"{destinations.TEMPORARY}{connection}:{number}"
+            end = "" if "temporary-queue" in capabilities else destinations.OPEN
+            name = f"{destinations.TEMPORARY}{connection}:{number}{end}"
             made = destinations.Destination(destinations.DestinationKind.TEMPORARY_QUEUE, name)
         self.check_may_send(made)
         await self._connection.jms.own_temporary(made)
@@ -229,16 +232,23 @@ class LinkFactory:
         self.temporaries.discard(temporary.name)
         await self._connection.jms.request(protocol.DeleteTemporary(str(temporary)))
 
-    def _check_there(self, destination: destinations.Destination) -> None:
-        """Reject temporary destinations of other connections, and own ones that were deleted."""
+    async def _check_there(self, link: Any, destination: destinations.Destination) -> None:
+        """Reject temporary destinations of other connections, and those that were deleted."""
         try:
             destination.check_consumer(self._connection.jms.name)
         except errors.Forbidden as error:
             raise message_errors.IllegalState(error.message) from error
-        if destination.is_temporary and destination.name not in self.temporaries:
+        if not destination.is_temporary or destination.name in self.temporaries:
+            return
+        if destination.owner == self._connection.jms.name:
             raise message_errors.InvalidDestination(
                 f"the temporary destination {destination.name!r} was deleted"
             )
+        await self._check_not_deleted(link, destination)
+
+    async def _check_not_deleted(self, link: Any, destination: destinations.Destination) -> None:
+        await self._connection.jms.request(protocol.CheckTemporary(str(destination)))
+        self._check_is_there(link)
 
     def check_may_send(self, destination: destinations.Destination) -> None:
         """Check on attach, not on the first message: the broker would drop it silently."""
@@ -266,7 +276,7 @@ class LinkFactory:
         destination: destinations.Destination | None = None
         coordinator = target.type == proton.Terminus.COORDINATOR
         if target.dynamic:
-            destination = await self._temporary(link, topic="temporary-topic" in capabilities)
+            destination = await self._temporary(link, capabilities)
             link.target.address = destination.name
             link.target.dynamic = True
             terminus.set_lifetime(link.target.properties)
@@ -277,8 +287,7 @@ class LinkFactory:
             destination = message_codec.address(target.address, capabilities)
             self.check_may_send(destination)
             if destination.is_temporary and destination.name not in self.temporaries:
-                await self._connection.jms.request(protocol.CheckTemporary(str(destination)))
-                self._check_is_there(link)
+                await self._check_not_deleted(link, destination)
         elif coordinator:
             transactions.check_capabilities(capabilities)
             terminus.set_symbols(link.target.capabilities, transactions.CAPABILITIES)
@@ -301,12 +310,12 @@ class LinkFactory:
         capabilities = terminus.symbols(source.capabilities)
         durable = source.durability != proton.Terminus.NONDURABLE
         if source.dynamic:
-            destination = await self._temporary(link, topic="temporary-topic" in capabilities)
+            destination = await self._temporary(link, capabilities)
         else:
             destination = message_codec.address(source.address or "", capabilities)
             if destination.kind.value in capabilities and not destination.is_queue:
                 _check_is_unambiguous(destination)
-            self._check_there(destination)
+            await self._check_there(link, destination)
         filters = terminus.filters(source.filter, topic=not destination.is_queue)
         if filters.selector:
             selectors.compiled(filters.selector)

@@ -2,7 +2,7 @@
 
 A topic name is any notation of `muster.core.topics`; a queue name is any text. The name of a temporary
 destination begins with `TEMPORARY` and the name of the connection that owns it, and only that connection may
-consume from it, unless the name ends with `OPEN`. The name decides, not the kind: a client may state any kind.
+consume from it, unless the name ends with `OPEN`. The name decides, not the kind that a client states.
 
 Messages of a temporary topic are published in the reply space of its owner (`muster.core.subjects`), not
 below ``topic.``: every identity with topics may publish there, and the broker lets only the owner subscribe.

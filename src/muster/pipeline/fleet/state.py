@@ -160,12 +160,15 @@ class FleetState:
         summaries: Iterable[blocks.DecodedMessage] = (),
         activity: Iterable[tuple[int, int]] = (),
         removals: Iterable[removal.MachineRemoval] = (),
+        into: ShardOutput | None = None,
     ) -> ShardOutput:
         """Process the messages of a micro-batch; ``clock_ms`` is the latest `stored_ms` in it.
 
-        ``activity``: periods in which messages of any kind were stored; not known if empty.
+        ``activity``: periods in which messages of any kind were stored; not known if empty. ``into``: the
+        output of other shards in the same batch.
         """
-        output = ShardOutput(max(clock_ms, self.clock_ms))
+        output = into or ShardOutput(clock_ms)
+        output.clock_ms = max(output.clock_ms, clock_ms, self.clock_ms)
         changes = node_rules.Changes(self.plan.changes_max)
         words = blocks.MetricCodes()
         evaluated_ms = self.clock_ms
@@ -183,10 +186,10 @@ class FleetState:
             self._remove(gone, changes)
         self._close(output, changes)
         self._evaluator.evaluate_silence(self.nodes, self.clock_ms, changes)
-        output.changes = changes.reported
+        output.changes += changes.reported
         for rule, number in changes.deferred.items():
             output.count(f"deferred {rule}", number)
-        output.machines = len(self.nodes)
+        output.machines += len(self.nodes)
         return output
 
     # Reports

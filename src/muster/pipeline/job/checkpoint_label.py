@@ -58,7 +58,7 @@ def open_(folder: str) -> CheckpointLabel:
             f"{folder} is a checkpoint that Muster did not create", hint=advice(folder)
         ) from None
     if content is None:
-        return _make(folder)
+        return renew(folder)
     try:
         label = msgspec.json.decode(content, type=CheckpointLabel)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -80,16 +80,12 @@ def open_(folder: str) -> CheckpointLabel:
         aside = local.with_name(f"{local.name}-of-version-{label.version}-{label.run}")
         local.rename(aside)
         events.warning("checkpoint-set-aside", version=label.version, kept_in=str(aside))
-        return _make(folder)
+        return renew(folder)
     return label
 
 
-def renew(folder: str, after: dict[str, int]) -> CheckpointLabel:
+def renew(folder: str, after: dict[str, int] | None = None) -> CheckpointLabel:
     """Start a new checkpoint in the same folder, also in an object store."""
-    return _make(folder, after)
-
-
-def _make(folder: str, after: dict[str, int] | None = None) -> CheckpointLabel:
     label = CheckpointLabel(
         version=VERSION,
         run=time.strftime("%Y%m%dT%H%M%S", time.gmtime()) + f"-{secrets.token_hex(3)}",

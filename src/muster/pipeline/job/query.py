@@ -202,19 +202,14 @@ class ShardProcessor:
             self.output.faults |= faults
             self._spent("steps")
         self._written += pieces
-        fed = known.feed(
+        known.feed(
             pieces,
             self.output.clock_ms,
             summaries=summaries,
             activity=self._activity,
             removals=self._removals,
+            into=self.output,
         )
-        for reason, count in fed.counts.items():
-            self.output.count(reason, count)
-        self.output.closed += fed.closed
-        self.output.changes += fed.changes
-        self.output.removed += fed.removed
-        self.output.machines += fed.machines
         self._spent("fleet")
 
     def write_history(self, root: str, stem: str, *, least: int = 1) -> None:

@@ -105,7 +105,13 @@ class HistoryUpkeep:
         if not spark_maintenance.is_large(self._history, self._now_s()):
             return {}
         keep_s, check = self._limits.keep_s, self._authority.check
-        return spark_maintenance.run(spark, self._history, self._now_s(), keep_s, check)
+        try:
+            return spark_maintenance.run(spark, self._history, self._now_s(), keep_s, check)
+        except errors.StaleEpoch:
+            raise
+        except Exception as error:  # noqa: BLE001 (Spark raises exceptions of many types)
+            self._log.warning("executors-did-not-maintain", error=error)
+            return {}  # the small process does what it can
 
     def _now_s(self) -> float:
         """Not later than the newest message: rows are not too old because the local clock is ahead."""

@@ -37,7 +37,7 @@ def test_it_contains_the_package_its_licence_and_its_entry_points(wheel: Path):
         metadata = opened.read(about["METADATA"]).decode()
     tree = {
         path.relative_to(ROOT / "src").as_posix()
-        for path in (ROOT / "src" / "muster").rglob("*")
+        for path in (ROOT / "src").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert names == tree

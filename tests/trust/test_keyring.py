@@ -554,3 +554,18 @@ def test_an_identity_of_several_machines_is_that_of_those_left(trust):
     assert trust.show("message").public_key == keys["west"]
     assert trust.revoke("message").status == "revoked"
     assert set(trust.revocations("north")) == set(keys.values())
+
+
+def test_a_login_at_a_gateway_is_revoked_with_its_identity_also_for_a_former_key(trust):
+    machines = machine_keys.MachineKeys(trust)
+    keys = [nkeys.KeyPair.create(nkeys.KeyKind.USER).public for _ in range(3)]
+    documents = [machines.issue_login("gate", "ann", roles.Role.USER, key) for key in (*keys[:2], keys[1])]
+    assert set(trust.revocations("north")) == {keys[0]}, "it has another one now"
+    trust.check(documents[1])
+    trust.revoke("ann")
+    assert set(keys[:2]) <= set(trust.revocations("north"))
+    for document in documents:
+        with pytest.raises(errors.Unauthorized):
+            trust.check(document)
+    with pytest.raises(errors.Unauthorized, match="revoked"):
+        machines.issue_login("gate", "ann", roles.Role.USER, keys[2])

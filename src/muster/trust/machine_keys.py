@@ -151,21 +151,24 @@ class MachineKeys:
 
     def issue_login(self, machine: str, identity: str, role: roles.Role, public: str) -> str:
         """A document for a login at a gateway, as `keyring.Keyring.narrowed`: revoked with the identity, or
-        with the machine. A gateway has one key for each identity."""
+        with the machine. A gateway has one key for each identity: a former one is revoked."""
         trust = self._trust
         nkeys.require_kind(public, nkeys.KeyKind.USER)
-        record = trust.provide_login(identity, role)
-        if record.status != "valid":
-            raise errors.Unauthorized(f"the credentials of {identity!r} are {record.status}")
+        trust.provide_login(identity, role)
         with private_files.locked(trust.folder):
+            record = trust.show(identity)
+            if record.status != "valid":
+                raise errors.Unauthorized(f"the credentials of {identity!r} are {record.status}")
             if public in trust.revocations(trust.domain):
                 raise errors.Refused(f"{identity!r} needs a new key: this one was revoked")
             owner = trust.account_folder(trust.domain) / "keys" / public
             if owner.exists() and owner.read_text() != identity:
                 raise errors.Refused(f"{identity!r} needs its own key")
             document = trust.sign_login(record, role, public)
-            path = self._folder(trust.domain, machine).with_name(machine + LOGINS)
-            private_files.replace_file(path / f"{identity}.jwt", document.encode())
+            path = self._folder(trust.domain, machine).with_name(machine + LOGINS) / f"{identity}.jwt"
+            if path.exists() and (former := keyring.read_document(path, jwt.UserClaims)[1]).sub != public:
+                trust.add_revocations(trust.domain, [(identity, former)])
+            private_files.replace_file(path, document.encode())
             private_files.replace_file(owner, identity.encode())
         return document
 

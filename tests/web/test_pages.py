@@ -32,6 +32,7 @@ PAGES = {
     "/sql": "SQL",
     "/resources": "Resources",
     "/resource?name=kept": "Resource kept",
+    "/tokens": "API tokens",
     "/managers": "Managers",
     "/playground?address=load+%3E+0.5&type=alert&content=level%3D4&policy=alert": "Notification",
     "/contexts": "Contexts",
@@ -499,3 +500,97 @@ async def test_a_manager_is_killed_while_the_page_is_open(furnished, visit):
     with Api(furnished, "admin") as admin:
         wait_until(lambda: admin.get("/resources/kept").json()["state"] == "up")
     assert await serious(here.page) == []
+
+
+async def test_names_are_offered_while_they_are_typed(furnished, visit):
+    here = await visit("olga")
+    await here.open("/brokers")
+    await here.page.keyboard.press("/")
+    await here.page.keyboard.type("ept-2")
+    await here.page.wait_for_selector(".find .words >> text=kept-2")
+    assert await serious(here.page) == []
+    await here.page.keyboard.press("ArrowDown")
+    await here.page.keyboard.press("Enter")
+    await here.page.wait_for_url("**/resource?name=kept-2")
+    await here.page.keyboard.press("/")
+    await here.page.keyboard.type("ept")
+    await here.page.wait_for_selector(".find .words li")
+    await here.page.keyboard.press("Escape")
+    assert await here.page.locator(".words").count() == 0
+
+
+async def test_a_manifest_is_checked_while_it_is_written(furnished, visit):
+    here = await visit("olga")
+    await here.open("/apply?resource=kept-2")
+    await here.page.wait_for_selector("#f-manifest")
+    text = await here.page.input_value("#f-manifest")
+    assert "name: kept-2" in text
+    await here.page.fill("#f-manifest", text + "\n")
+    await here.page.wait_for_selector(".editor [role=status]:text-is('Valid: keep 1.')")
+    await here.page.fill("#f-manifest", text.replace("type: memory", "type: memory\n  colour: red"))
+    await here.page.wait_for_selector(".editor .bad[role=status] >> text=colour")
+    await here.page.fill("#f-manifest", text.replace("type: memory", "type: memory\n  labels: {tier: web}"))
+    await here.page.wait_for_selector(".editor [role=status]:text-is('Valid: change 1.')")
+    await here.page.click("text=Show the plan")
+    assert "tier" in await here.page.inner_text("#plan tbody")
+    assert await here.page.inner_text("#plan ins") == '"web"'
+    assert await serious(here.page) == []
+
+
+async def test_a_rollout_is_started_paused_and_ended(furnished, visit):
+    with Api(furnished, "olga") as olga:
+        entries = "".join(
+            f"  - {{name: roll-{n}, type: memory, agent: local, group: rolled}}\n" for n in range(6)
+        )
+        assert olga.post("/manifests", json={"manifest": "resources:\n" + entries}).status_code == 200
+        wait_until(lambda: all(olga.get(f"/resources/roll-{n}").json()["state"] == "up" for n in range(6)))
+        here = await visit("olga")
+        here.page.on("dialog", lambda dialog: dialog.accept())
+        await here.open("/rollouts")
+        await here.page.click("summary:text-is('Start a rollout')")
+        await here.page.fill("#f-operation", "restart")
+        await here.page.fill("#f-where", "group = 'rolled'")
+        await here.page.fill("#f-batch", "2")
+        await here.page.fill("#f-pause_s", "30s")
+        await here.page.click("button:text-is('Start')")
+        assert "Started the rollout" in await here.page.inner_text(".notice")
+        await here.page.click("#rollouts h3 a >> nth=0")
+        await here.page.wait_for_selector("#waves .cell.good")
+        assert await here.page.locator("#waves .cell").count() == 6
+        await here.page.click("button:text-is('Pause')")
+        await here.page.wait_for_selector("#rollouts .badge.warn >> text=paused")
+        assert await serious(here.page) == []
+        await here.keep("rollout")
+        await here.page.click("button:text-is('Abort')")
+        await here.page.wait_for_selector("#rollouts .badge >> text=stopped")
+        assert await here.page.locator("#steps tbody tr").count() == 6
+        assert await here.page.locator("button:text-is('Pause')").count() == 0
+
+
+async def test_a_machine_has_its_resources_and_is_drained_and_returned(furnished, visit):
+    here = await visit("olga")
+    here.page.on("dialog", lambda dialog: dialog.accept())
+    await here.open("/machine?name=sensor")
+    await here.page.wait_for_selector("#hosted a:text-is('kept-2')")
+    with Api(furnished, "olga") as olga:
+        await here.page.click("#hosted button:text-is('Drain this machine')")
+        assert "Draining" in await here.page.inner_text(".notice")
+        try:
+            wait_until(lambda: olga.get("/agents").json()["items"][0]["cordoned"])
+            await here.open("/managers")
+            await here.page.click("#agents button:text-is('Return to service')")
+        finally:
+            olga.post("/agents/local/undrain")
+        wait_until(lambda: not olga.get("/agents").json()["items"][0]["cordoned"])
+        wait_until(lambda: olga.get("/resources/kept").json()["state"] == "up")
+
+
+async def test_the_map_is_read_and_used_by_keyboard(furnished, visit):
+    here = await visit("vera")
+    await here.open("/map")
+    await here.until("document.querySelector('.fleet-map').dataset.drawn === '1'")
+    await here.page.focus(".fleet-map canvas")
+    await here.page.keyboard.press("ArrowRight")
+    assert "sensor" in await here.page.inner_text(".fleet-map .tip")
+    await here.page.keyboard.press("Enter")
+    await here.page.wait_for_url("**/machine?name=sensor")

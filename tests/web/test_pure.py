@@ -529,11 +529,13 @@ def test_recent_reports_give_the_series_of_a_machine_a_service_and_a_group():
     kept = recent_reports.KeptReports()
     for at_s in range(1, 301):  # some of them merged, some not
         kept.add(node_batch(at_s * 1000, ("a", "north", 10.0, 1.0), ("b", "north", 30.0, None)))
-    assert kept.machine("a", "cpu_percent") == [(float(at), {"cpu_percent": 10.0}) for at in range(1, 301)]
-    assert kept.machine("a", "infected")[-1] == (300.0, {"infected": 1.0})
-    assert kept.machine("b", "infected")[-1] == (300.0, {"infected": None})
-    assert kept.machine("c", "cpu_percent") == []
-    assert kept.service("b", "web")["requests"][0] == (1.0, {"requests": 60.0})
+    first, second = kept.of_machine("a"), kept.of_machine("b")
+    assert first.metric("cpu_percent") == [(float(at), {"cpu_percent": 10.0}) for at in range(1, 301)]
+    assert first.metric("infected")[-1] == (300.0, {"infected": 1.0})
+    assert second.metric("infected")[-1] == (300.0, {"infected": None})
+    assert second.metric("zone")[-1] == (300.0, {"zone": None})  # a column that is no metric
+    assert kept.of_machine("c").metric("cpu_percent") == []
+    assert second.service("web")["requests"][0] == (1.0, {"requests": 60.0})
     rows = kept.members("zone", "n", "cpu_percent", 0.0, 100.0)
     assert [(at_s, values["mean"]) for at_s, values in rows] == [(0, 20), (100, 20), (200, 20), (300, 20)]
     assert kept.members("machine", "", "infected", 200.0, 100.0)[0] == (200.0, {"mean": 1.0, "95 %": 1.0})
@@ -544,8 +546,9 @@ def test_recent_reports_stay_within_their_budget():
     for at_s in range(1, 2001):
         kept.add(node_batch(at_s * 1000, ("a", "north", 10.0, 1.0)))
     assert kept.size_bytes < 300_000
-    assert kept.machine("a", "cpu_percent")[-1][0] == 2000.0
-    assert kept.machine("a", "cpu_percent")[0][0] > 1.0
+    rows = kept.of_machine("a").metric("cpu_percent")
+    assert rows[-1][0] == 2000.0
+    assert rows[0][0] > 1.0
 
 
 def test_the_map_has_a_byte_of_each_machine_by_zone_and_group():
@@ -637,7 +640,7 @@ def test_the_rate_of_a_channel_counts_its_reports_and_not_the_machines_it_knows(
         taken = feed.machines.take(data, at_s=1_790_000_001.0)
         assert taken is not None
         feed._count_arrival(*taken)
-    assert feed._arrived["c"]["reports"] == 2 * batch.num_rows
+    assert [count for _, count in feed._arrived["c"]["reports"]] == [batch.num_rows] * 2
 
 
 def test_alerts_are_listed_by_rule_in_the_order_of_their_first():
@@ -685,9 +688,8 @@ def test_a_rollout_has_the_buttons_of_its_state(state: str, buttons: list[str]):
         waves=3,
         groups=["web"],
     )
-    drawn = templates.block(
-        "resources.html", "rollouts", request=asked(), rollouts=[row], active=manage_rows.ACTIVE_ROLLOUT
-    )
+    values = {"active": manage_rows.ACTIVE_ROLLOUT, "looks": {}, "kind": "rollouts"}
+    drawn = templates.block("resources.html", "rollouts", request=asked(), rollouts=[row], **values)
     assert re.findall(r"<button[^>]*>([^<]*)<", drawn) == buttons
     assert "Wave 1 of 3." in drawn
 
@@ -735,6 +737,17 @@ def test_the_topology_connects_channels_to_their_parents_and_the_rest_to_the_bus
     assert "7 parts of the domain, 5 up" in drawn
 
 
+def test_the_topology_of_many_parts_shows_those_that_are_not_up():
+    managers = [
+        manage_rows.ManagerRow(name=f"m{n:03}", expires_in_s=-1.0 if n == 77 else 1.0) for n in range(100)
+    ]
+    drawn = drawings.topology_places(topology.topology(managers=managers))
+    shown = [part.name for part, *_ in drawn["parts"]]
+    assert len(shown) == drawings.KIND_MAX + 1
+    assert (shown[0], shown[-1]) == ("m077", "84 more")
+    assert len(drawn["lines"]) == drawings.KIND_MAX
+
+
 @pytest.mark.parametrize(
     ("condition", "value", "words"),
     [
@@ -768,9 +781,11 @@ def test_the_rate_of_reports_that_arrive_in_bursts_is_steady(now_s: float):
 def test_the_ages_of_single_seconds_are_merged():
     seconds = [latest_reports.ArrivalSecond(at, 10, at / 10, at / 10) for at in range(20)]
     assert latest_reports.merged(seconds, 10) == [
-        latest_reports.ArrivalSecond(0, 100, 0.45, 0.9),
-        latest_reports.ArrivalSecond(10, 100, 1.45, 1.9),
+        latest_reports.ArrivalSecond(0, 100, 0.4, 0.9),
+        latest_reports.ArrivalSecond(10, 100, 1.4, 1.9),
     ]
+    few_are_old = [latest_reports.ArrivalSecond(at, 1 if at % 2 else 400, at % 2, 1.0) for at in range(10)]
+    assert latest_reports.merged(few_are_old, 10)[0].p50_s == 0
 
 
 # Login

@@ -286,6 +286,50 @@ def test_logs_of_several_resources_are_merged_and_followed(olga):
     wait_until(lambda: olga.get("/resources/say-2").status_code == 404)
 
 
+def test_why_a_log_has_no_lines_is_sent_while_it_is_followed(olga):
+    assert olga.put("/resources/mute", json={"type": "memory", "agent": "local"}).status_code == 200
+    wait_until(lambda: olga.get("/resources/mute").json()["state"] == "up")
+    with olga.stream("GET", "/watch-logs", params={"name": "mute"}) as answer:
+        told = next(line for line in answer.iter_lines() if line.startswith("data: "))
+    assert "mute" in json.loads(told[6:])["note"]
+    olga.delete("/resources/mute")
+    wait_until(lambda: olga.get("/resources/mute").status_code == 404)
+
+
+def test_an_operation_runs_on_many_resources_in_batches(olga, vera):
+    for number in range(3):
+        body = {"type": "memory", "agent": "local", "group": "many"}
+        assert olga.put(f"/resources/many-{number}", json=body).status_code == 200
+    wait_until(lambda: all(olga.get(f"/resources/many-{n}").json()["state"] == "up" for n in range(3)))
+    body = {"where": "group = 'many'", "operation": "restart", "batch": "2"}
+    assert vera.post("/rollouts", json=body).status_code == 403
+    assert olga.post("/rollouts", json={**body, "names": ["many-1"]}).status_code == 400
+    assert olga.post("/rollouts", json={**body, "batch": "2\n"}).status_code == 400
+    made = olga.post("/rollouts", json=body)
+    assert made.status_code == 201, made.text
+    id = made.json()["id"]
+
+    def ended() -> bool:
+        (row,) = [row for row in olga.get("/rollouts").json()["items"] if row["id"] == id]
+        return bool(row["state"] == "done")
+
+    wait_until(ended)
+    assert {step["state"] for step in olga.get(f"/rollouts/{id}/steps").json()["items"]} == {"done"}
+    for number in range(3):
+        olga.delete(f"/resources/many-{number}")
+
+
+def test_a_machine_is_drained_and_returned_to_service(olga, vera):
+    assert vera.post("/agents/local/drain").status_code == 403
+    assert olga.post("/agents/nothing/drain").status_code == 404
+    try:
+        assert olga.post("/agents/local/drain").status_code == 200
+        wait_until(lambda: olga.get("/agents").json()["items"][0]["cordoned"])
+    finally:
+        assert olga.post("/agents/local/undrain").status_code == 200
+    wait_until(lambda: not olga.get("/agents").json()["items"][0]["cordoned"])
+
+
 def watch(running: Running, client: Api, what: str, received: list[dict[str, object]]) -> None:
     """Server-sent events, until r-1 is up."""
     with client.stream("GET", f"/watch/{what}") as answer:
@@ -717,7 +761,8 @@ def test_another_site_cannot_use_the_cookie_of_a_user(lab):
 FIELDS = {  # of any form
     **dict.fromkeys(("name", "rule", "about", "key", "id", "group", "type", "operation"), "none"),
     "covers": "rule = 'none'",
-    "for": "1h",
+    "for_s": "1h",
+    "where": "FALSE",
     "manifest": "resources: []",
     "number": "1",
     "role": "viewer",
@@ -725,7 +770,7 @@ FIELDS = {  # of any form
     "address": "FALSE",
     "text": "",
     "description": "mine",
-    "lifetime": "1h",
+    "lifetime_s": "1h",
 }
 OWN = ("create-token",)  # a viewer may have tokens of its own
 
@@ -813,6 +858,12 @@ def test_an_ambiguous_request_ends_the_connection(lab, start):
 
 
 def test_charts_the_map_and_the_search_are_rest_too(lab, vera):
+    for place in (
+        "/reports/map?metric=machine",
+        "/charts/fleet?metric=zone",
+        "/charts/machine?metric=extra&name=x",
+    ):
+        assert vera.get(place).status_code == 200, place  # columns that are no metrics
     wait_until(lambda: vera.get("/reports/nodes").json()["items"])
     for kind, metric, name in (
         ("fleet", "cpu_percent", ""),

@@ -45,6 +45,11 @@ PAUSE = _operation("pause", "Pause a rollout.", action="pause", target="{id}")
 RESUME = _operation("resume", "Continue a paused rollout.", action="resume", target="{id}")
 ABORT = _operation("abort", "End a rollout; what it has changed stays.", action="abort", target="{id}")
 UNDO = _operation("undo", "Return a group to an earlier revision.", action="undo", target="{group}")
+REVISIONS = _operation(
+    "revisions",
+    "List what each update has changed in the resources of a group.",
+    columns=("revision", "at_ms", "by", "rollout", "state", "name", "act", "changes"),
+)
 JOBS = _operation(
     "jobs",
     "List jobs: when they run, and how their last run ended.",

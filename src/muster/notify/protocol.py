@@ -180,6 +180,9 @@ class PresentGrant(messages.WireMessage, frozen=True, kw_only=True, tag="notify-
     revocations: str = ""
 
 
+ANYWHERE: Final = "*"  # in the text that names of receivers are searched for: PREFIX*PART
+
+
 class NotifyQuery(messages.WireMessage, frozen=True, kw_only=True, tag="notify-query/1", omit_defaults=True):
     expression: Expression = ""
     receiver: str = ""  # a full name; for models and grants, the key to continue after

@@ -190,8 +190,9 @@ async def _receivers(
     engine, count = notifier.engine, 0
     address = notifier.known.vocabulary.address(query.expression) if query.expression else None
     first = _FirstNames(min(query.limit, PAGE_BYTES // NAME_BYTES))
+    prefix, _, part = query.receiver.partition(protocol.ANYWHERE)
     for block in engine.name_blocks(None if address is None else engine.find_addressed(address)):
-        chosen = [receiver for receiver in block if receiver.startswith(query.receiver)]
+        chosen = [receiver for receiver in block if receiver.startswith(prefix) and part in receiver]
         count += len(chosen)
         first.add([receiver for receiver in chosen if receiver > query.after] if query.after else chosen)
         await asyncio.sleep(0)

@@ -48,7 +48,8 @@ def timeline(lanes: Mapping[str, Sequence[Span]], *, from_s: float, to_s: float)
         )
         for name, spans in lanes.items()
     ]
-    clock = "%H:%M" if to_s - from_s > 600 else "%H:%M:%S"
+    long_s = to_s - from_s
+    clock = "%m-%d %H:%M" if long_s >= 86400 else "%H:%M" if long_s > 600 else "%H:%M:%S"
     times = [(from_s + share * (to_s - from_s), anchor) for share, anchor in TICKS]
     ticks = [(place(at_s), time.strftime(clock, time.gmtime(at_s)), anchor) for at_s, anchor in times]
     return {"width": WIDTH, "left": LEFT, "lanes": drawn, "ticks": ticks}
@@ -56,6 +57,8 @@ def timeline(lanes: Mapping[str, Sequence[Span]], *, from_s: float, to_s: float)
 
 # The topology: brokers in the middle, what reports on the left, services on the right
 
+KIND_MAX = 16
+UP = ("up", "running")
 MAP_WIDTH, BOX, STEP, TOP, EDGE = 1000, 200, 58, 30, 14
 COLUMNS = {"machines": 0, "channel": 1, "broker": 2, "domain": 2}  # others: 3
 PAGES = {
@@ -71,9 +74,25 @@ PAGES = {
 }
 
 
+def _of_each_kind(parts: Sequence[topology.DomainPart]) -> list[topology.DomainPart]:
+    """At most `KIND_MAX` of each kind, those that are not up first, and a part for the others."""
+    kinds: dict[str, list[topology.DomainPart]] = {}
+    for part in parts:
+        kinds.setdefault(part.kind, []).append(part)
+    shown: list[topology.DomainPart] = []
+    for kind, own in kinds.items():
+        shown += sorted(own, key=lambda part: part.state in UP)[:KIND_MAX] if len(own) > KIND_MAX else own
+        if len(own) > KIND_MAX:
+            shown.append(
+                topology.DomainPart(id=f"more {kind}", kind=kind, name=f"{len(own) - KIND_MAX:,} more")
+            )
+    return shown
+
+
 def topology_places(made: topology.DomainTopology) -> dict[str, Any]:
+    shown = _of_each_kind(made.parts)
     columns: dict[int, list[topology.DomainPart]] = {}
-    for part in made.parts:
+    for part in shown:
         columns.setdefault(COLUMNS.get(part.kind, 3), []).append(part)
     rows = max((len(parts) for parts in columns.values()), default=1)
     used = sorted({*columns, 2})
@@ -105,7 +124,7 @@ def topology_places(made: topology.DomainTopology) -> dict[str, Any]:
         "box": BOX,
         "bus": {"x": bus_x - EDGE, "y": 2, "width": BOX + 2 * EDGE, "height": height - 4},
         "lines": [(path(link), link) for link in made.links if link.near in places],
-        "parts": [(part, *places[part.id], PAGES.get(part.kind)) for part in made.parts],
-        "up": sum(part.state in ("up", "running") for part in made.parts),
+        "parts": [(part, *places[part.id], PAGES.get(part.kind)) for part in shown],
+        "counts": (len(made.parts), sum(part.state in UP for part in made.parts)),
         "missing": made.missing,
     }

@@ -10,54 +10,6 @@ import markupsafe
 from muster.web.components import page as components_page
 from muster.web.components import plots, templates
 
-#: The menu: headings with paths and titles.
-MENU: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
-    (
-        "Fleet",
-        (
-            ("/", "Overview"),
-            ("/map", "Map"),
-            ("/machines", "Machines"),
-            ("/alerts", "Alerts"),
-            ("/history", "History"),
-            ("/sql", "SQL"),
-        ),
-    ),
-    (
-        "Control",
-        (
-            ("/resources", "Resources"),
-            ("/rollouts", "Rollouts"),
-            ("/managers", "Managers"),
-            ("/playground", "Notification"),
-            ("/events", "Events"),
-            ("/contexts", "Contexts"),
-            ("/queues", "Queues"),
-        ),
-    ),
-    (
-        "System",
-        (
-            ("/topology", "Topology"),
-            ("/brokers", "Brokers"),
-            ("/pipeline", "Pipeline"),
-            ("/report-delay", "Report delay"),
-            ("/activity", "Activity"),
-        ),
-    ),
-)
-PARENTS = {
-    "/group": "/machines",
-    "/zone": "/machines",
-    "/machine": "/machines",
-    "/resource": "/resources",
-    "/apply": "/resources",
-    "/contexts/details": "/contexts",
-    "/queue": "/queues",
-    "/message": "/queues",
-    "/event": "/events",
-    "/loop": "/alerts",
-}
 THEMES = ("auto", "light", "dark")
 
 
@@ -79,12 +31,11 @@ def page(
     *,
     domain: str,
     theme: str,
+    menu: Sequence[tuple[str, Sequence[tuple[str, str]]]],
+    current: str,
     note: str,
-    live: bool = True,
+    live: bool,
 ) -> str:
-    access = (*((("/logins", "Logins"),) if request.administers else ()), ("/tokens", "API tokens"))
-    menu = (*MENU, ("Access", access))
-    paths = {path for _, entries in menu for path, _ in entries}
     values = {"request": request, **made.values}
     query: dict[str, Any] = {name: value for name, value in request.query.items() if name != "page"}
     return templates.render(
@@ -95,12 +46,14 @@ def page(
         request=request,
         made=made,
         head=templates.block(made.template, "head", **values),
+        acts=templates.block(made.template, "acts", **values),
         foot=templates.block(made.template, "foot", **values),
         sections=sections,
         menu=menu,
-        current=request.path if request.path in paths else PARENTS.get(request.path, ""),
+        current=current,
         note=note,
         live=components_page.link_to("/live", page=request.path, **query) if live else "",
+        charts=components_page.link_to(request.path, **{**query, "tables": ""}),
         tables=components_page.link_to(request.path, **{**query, "tables": "1"}),
         lasts=plots.LASTS,
     )

@@ -86,4 +86,6 @@ def _title(thing: charts.ChartedThing, metric: str, kind: str, name: str) -> str
     words = texts.title(metric)
     if thing.kind == "service" and kind == "machine":
         return f"{thing.name.rpartition('/')[2]}: {words}"
+    if thing.kind == "machine" and kind == "resource":  # which is not measured itself
+        return f"{words} of the machine {thing.name}"
     return words if name or kind == "fleet" else thing.name

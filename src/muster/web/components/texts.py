@@ -17,8 +17,9 @@ TONES = {
     **dict.fromkeys(("completed", "create"), "good"),
     **dict.fromkeys(("starting", "draining", "pending", "decided", "acknowledged", "permanent"), "busy"),
     "change": "busy",
-    **dict.fromkeys(("late", "stale", "unknown", "warning", "in-doubt", "refused"), "warn"),
-    **dict.fromkeys(("fails", "down", "failed", "firing", "critical", "delete"), "bad"),
+    **dict.fromkeys(("late", "stale", "unknown", "warning", "in-doubt", "refused", "paused"), "warn"),
+    **dict.fromkeys(("stopping", "unreachable"), "warn"),
+    **dict.fromkeys(("fails", "down", "failed", "firing", "critical", "delete", "stopped"), "bad"),
 }
 
 

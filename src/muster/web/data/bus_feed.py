@@ -32,9 +32,11 @@ READ_S = 4.0  # time limit of a request to a service
 CHANGES_KEPT = 500
 DECISIONS_KEPT = 2_000
 PROGRESS_KEPT = 600
-LOAD_KEPT = 360
 SYSTEMS_KEPT = 360
 SAMPLE_S = 5.0
+BURSTS_KEPT = 600
+ENDED_S = 600.0  # without a report: a channel that has ended
+WAYS = ("in", "out")
 CHANNELS_MAX = 300
 WATCHED = (
     manage_protocol.STATES,
@@ -71,8 +73,10 @@ class BusFeed:
         self.machines = latest_reports.LatestReports()
         self.recent = self.machines.recent
         self.samples = samples.SampleLog()
-        self.samplers: list[Callable[[float], Awaitable[None]]] = []  # each adds to the samples
-        self._arrived: dict[str, collections.Counter[str]] = {}  # reports by channel, since the last sample
+        #: Each adds to the samples.
+        self.samplers: list[Callable[[float], Awaitable[None]]] = [self._sample_brokers]
+        #: The reports of the last bursts of each channel, and those that it has dropped: times and numbers.
+        self._arrived: dict[str, dict[str, collections.deque[tuple[float, int]]]] = {}
         self.changes: collections.deque[manage_protocol.ResourceStateChange] = collections.deque(
             maxlen=CHANGES_KEPT
         )
@@ -80,9 +84,8 @@ class BusFeed:
         self.batches: collections.deque[pipeline_protocol.BatchProgress] = collections.deque(
             maxlen=PROGRESS_KEPT
         )
-        self.load: collections.deque[tuple[float, dict[str, float]]] = collections.deque(maxlen=LOAD_KEPT)
         self.systems = recent.RecentItems(_moment, SYSTEMS_KEPT)
-        self._counted: tuple[float, dict[str, int]] = (0.0, {})
+        self._counted: tuple[float, dict[str, tuple[int, int]]] = (0.0, {})  # messages in and out
         self._listeners: dict[str, set[asyncio.Event]] = {}
         self.link = connections.BusConnections(location, on_connected=self._begin, on_lost=self._lost)
 
@@ -153,9 +156,10 @@ class BusFeed:
     def _count_arrival(self, facts: columns.BatchInfo, reports: int) -> None:
         """`BatchInfo.machines` counts the machines that the channel knows, not those in the batch."""
         if facts.channel in self._arrived or len(self._arrived) < CHANNELS_MAX:
-            arrived = self._arrived.setdefault(facts.channel, collections.Counter())
-            arrived["reports"] += reports
-            arrived["dropped"] += sum(facts.dropped.values())
+            arrived = self._arrived.setdefault(facts.channel, {})
+            for name, count in (("reports", reports), ("dropped", sum(facts.dropped.values()))):
+                bursts = arrived.setdefault(name, collections.deque(maxlen=BURSTS_KEPT))
+                bursts.append((time.time(), count))
 
     def _touch(self, tag: str) -> None:
         self.cache.touch(tag)
@@ -175,36 +179,38 @@ class BusFeed:
                 self._listeners[tag].discard(event)
 
     async def _sample(self) -> None:
-        """Messages and bytes per second, from the brokers' counters."""
         while True:
             await asyncio.sleep(SAMPLE_S)
             if self.machines.is_due:
                 await self.machines.table()
             now_s = time.time()
+            ended = [name for name, own in self._arrived.items() if own["reports"][-1][0] < now_s - ENDED_S]
+            for channel in ended:
+                del self._arrived[channel]
             for channel, arrived in self._arrived.items():
-                rates = {name: arrived[name] / SAMPLE_S for name in ("reports", "dropped")}
+                rates = {name: latest_reports.rate(list(bursts), now_s) for name, bursts in arrived.items()}
                 self.samples.add("channel", channel, now_s, rates)
-                arrived.clear()
             self.samples.forget(now_s)
             for sample in self.samplers:
                 with contextlib.suppress(errors.MusterError):
                     await sample(now_s)
-            with contextlib.suppress(errors.MusterError):
-                brokers = await self.brokers()
-                now_s = time.time()
-                counts = {
-                    f"{broker.name} {way}": count or 0
-                    for broker in brokers
-                    for way, count in (("in", broker.in_messages), ("out", broker.out_messages))
-                }
-                before_s, before = self._counted
-                self._counted = (now_s, counts)
-                if before:
-                    rates = {
-                        name: max(0, count - before.get(name, count)) / (now_s - before_s)
-                        for name, count in counts.items()
-                    }
-                    self.load.append((now_s, rates))
+
+    async def _sample_brokers(self, _: float) -> None:
+        """Messages per second, from counters. They are not read from the cache: the time has to be theirs."""
+        brokers = await self.ask_domain("counters", lambda domain: domain.brokers())
+        now_s = time.time()
+        before_s, before = self._counted
+        self._counted = now_s, {row.name: (row.in_messages or 0, row.out_messages or 0) for row in brokers}
+        total = dict.fromkeys(WAYS, 0.0)
+        for name, counts in self._counted[1].items():
+            past = before.get(name, counts)
+            rates = [max(0, now - then) / (now_s - before_s) for now, then in zip(counts, past, strict=True)]
+            for way, rate in zip(WAYS, rates, strict=True):
+                total[way] += rate
+            if name in before:
+                self.samples.add("broker", name, now_s, dict(zip(WAYS, rates, strict=True)))
+        if before:
+            self.samples.add("domain", "", now_s, total)
 
     async def query(
         self, key: Hashable, tag: str, kept_s: float, ask: Callable[[api.Bus], Awaitable[T]]

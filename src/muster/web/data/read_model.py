@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 READ_S = bus_feed.READ_S
 SCHEDULED_MAX = 1000  # the next messages
 KEPT_S = 2.0
+SAMPLED_S_MAX = 30.0  # older samples are not of now
 LIMITED = ("manage",)  # data of clients that wait longer for their service if they are not told otherwise
 
 T = TypeVar("T")
@@ -213,7 +214,10 @@ class ReadModel:
     async def alert_spans(self) -> list[alert_spans.AlertSpan]:
         """When the alerts of the last changes fired, the newest first."""
 
-        return alert_spans.spans(alert for _, alert in await self.events.alert_log())
+        async def made() -> list[alert_spans.AlertSpan]:
+            return alert_spans.spans(alert for _, alert in await self.events.alert_log())
+
+        return await self.feed.cache.get("alert spans", "alerts", event_log.ALERTS_KEPT_S, made)
 
     async def machine_summary(self) -> rows_.MachineSummary:
         machines = self.feed.machines
@@ -235,13 +239,15 @@ class ReadModel:
             severity.value: sum(alert.severity is severity for alert in firing)
             for severity in messages.Severity
         }
-        rates = self.feed.load[-1][1].items() if self.feed.load else ()
+        sampled = self.feed.samples.rows("domain", "", "messages")[-1:]
         return rows_.FleetOverview(
             domain=self.feed.domain,
             connected=self.feed.link.is_up,
             machines=await self.machine_summary(),
             reports_per_s=self.feed.machines.rows_per_s(),
-            messages_per_s=sum(rate for name, rate in rates if name.endswith(" in")) if rates else None,
+            messages_per_s=next(
+                (rates["in"] for at_s, rates in sampled if at_s > time.time() - SAMPLED_S_MAX), None
+            ),
             resources=await known("resources", self.read(manage_operations.SUMMARY)),
             alerts=None if alerts is None else counts,
             missing=missing,

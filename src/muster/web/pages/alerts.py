@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from muster.core import errors, messages
+from muster.core import errors, messages, units
 from muster.pipeline import operations
 from muster.web.components import drawings, page, texts
 from muster.web.data.measurements import alert_spans
@@ -19,6 +19,7 @@ TEMPLATE = "alerts.html"
 SHOWN = 200
 LANES_MAX = 24
 TIMELINE_S = 3600.0
+LASTS = ("1h", "6h", "1d", "7d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +111,19 @@ def section_about(request: page.PageRequest, about: str) -> page.PageSection:
     return page.PageSection("alerts", "Alerts", load, ("alerts",), 5.0, template=TEMPLATE)
 
 
-def timeline(spans: Sequence[alert_spans.AlertSpan], now_s: float) -> dict[str, list[drawings.Span]]:
+def lane_of(span: alert_spans.AlertSpan) -> str:
+    return f"{span.rule} · {span.about.partition(':')[2] or span.about}"
+
+
+def timeline(
+    spans: Sequence[alert_spans.AlertSpan], now_s: float, past_s: float = TIMELINE_S
+) -> dict[str, list[drawings.Span]]:
     """A lane for each alert; silenced and acknowledged times are in the colours of these states."""
     lanes: dict[str, list[drawings.Span]] = {}
     for span in spans:
         end_s = now_s if span.to_ms is None else span.to_ms / 1000
-        lane = f"{span.rule} · {span.about.partition(':')[2] or span.about}"
-        if end_s < now_s - TIMELINE_S or (lane not in lanes and len(lanes) >= LANES_MAX):
+        lane = lane_of(span)
+        if end_s < now_s - past_s or (lane not in lanes and len(lanes) >= LANES_MAX):
             continue
         times = [*((at_ms / 1000, state) for at_ms, state in span.changes), (end_s, "")]
         for (begin_s, state), (until_s, _) in itertools.pairwise(times):
@@ -128,6 +135,8 @@ def timeline(spans: Sequence[alert_spans.AlertSpan], now_s: float) -> dict[str, 
 
 def alerts(request: page.PageRequest) -> page.DashboardPage:
     severity, state, text = (request.parameter(name) for name in ("severity", "state", "text"))
+    last = request.parameter("last")
+    last = last if last in LASTS else LASTS[0]
 
     async def firing() -> page.Values:
         listed = [
@@ -140,18 +149,21 @@ def alerts(request: page.PageRequest) -> page.DashboardPage:
         return {**await table(request, listed, SHOWN), "filtered": bool(severity or state or text)}
 
     async def over_time() -> page.Values:
-        now_s = time.time()
-        lanes = timeline(await request.get("/alerts/spans"), now_s)
+        now_s, past_s = time.time(), units.parse_duration_s(last)
+        spans = await request.get("/alerts/spans")
+        lanes = timeline(spans, now_s, past_s)
+        links = {lane_of(span): page.link_to("/loop", rule=span.rule, about=span.about) for span in spans}
         return {
             "lanes": lanes,
-            "drawn": drawings.timeline(lanes, from_s=now_s - TIMELINE_S, to_s=now_s),
+            "links": links if request.may_act else {},
+            "drawn": drawings.timeline(lanes, from_s=now_s - past_s, to_s=now_s),
+            "last": last,
+            "lasts": LASTS,
         }
 
     async def silences() -> page.Values:
-        return {
-            "silences": (await request.get("/silences"))[:200],
-            "columns": operations.SILENCES.columns,
-        }
+        listed = (await request.get("/silences"))[:200] if await are_judged(request) else []
+        return {"silences": listed, "columns": operations.SILENCES.columns}
 
     severities = [("", "any severity"), *((item.value, item.value) for item in messages.Severity)]
     states = [("", "any state"), *((item.value, item.value) for item in messages.AlertState)]
@@ -160,7 +172,7 @@ def alerts(request: page.PageRequest) -> page.DashboardPage:
         TEMPLATE,
         (
             page.PageSection("alerts", "Unresolved alerts by rule", firing, ("alerts",), 5.0),
-            page.PageSection("time", "The last hour", over_time, ("alerts",), 10.0),
+            page.PageSection("time", "Over time", over_time, ("alerts",), 10.0),
             page.PageSection("silences", "Silences and maintenance", silences, ("alerts",), 10.0),
         ),
         lead="Alerts of the pipeline's rules and of the streams' budgets, the most severe first.",

@@ -82,13 +82,7 @@ def context(request: page.PageRequest) -> page.DashboardPage:
         return {"listing": listing, "most": most, "columns": operations.REPLICAS}
 
     async def past() -> page.Values:
-        try:
-            version = (await read()).version
-        except errors.MusterError:  # deleted: its history still exists
-            version = 0
-        changes = await request.get(
-            "/context-history/{key:text}", key=key, cursor=str(max(0, version - PAST)), limit=1000
-        )
+        changes = await request.get("/context-history/{key:text}", key=key, limit=None)
         return {
             "changes": changes.items[: -PAST - 1 : -1],
             "columns": operations.VERSIONS,
@@ -111,17 +105,17 @@ def context(request: page.PageRequest) -> page.DashboardPage:
         (page.PageSection("anew", "Write a new version", anew, ("inform",), 30.0),) if request.may_act else ()
     )
     over_time = [
-        plots.Plot("context", "version", key, "Version"),
         plots.Plot("context", "value", key, "Value, if it is a number"),
+        plots.Plot("context", "changes", key, "Changes that are stored"),
     ]
     return page.DashboardPage(
         f"Context {key}",
         TEMPLATE,
         (
-            page.PageSection("replicas", "Replicas", replicas, ("inform",), 2.0),
             page.PageSection("value", "Value and attributes", value, ("inform",), 2.0, wide=False),
-            page.PageSection("past", "History", past, ("inform",), 5.0, wide=False),
+            page.PageSection("replicas", "Replicas", replicas, ("inform",), 2.0, wide=False),
             plots.section(request, "Over time", over_time, id="context", wide=True),
+            page.PageSection("past", "History", past, ("inform",), 5.0),
             *writing,
         ),
         values={"where": "", "key": key},

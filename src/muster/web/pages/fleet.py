@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from muster.core import errors, messages
 from muster.web.components import page, plots, templates, texts
 from muster.web.data import rows
+from muster.web.data.measurements import chart_queries
 from muster.web.pages import alerts as alerts_
 from muster.web.rest import reports
 
@@ -209,12 +210,23 @@ def machine(request: page.PageRequest) -> page.DashboardPage:
     async def measured() -> Sequence[plots.Plot]:
         return await plots.charted(request, "machine", name)
 
+    async def hosted() -> page.Values:
+        """Its resources, and the resource with its name: in some fleets each machine is one."""
+        agents = chart_queries.agents_of(name)
+        where = " OR ".join([f"agent = {texts.literal(agent)}" for agent in agents])
+        listing = await request.get(
+            "/resources", where=f"{where} OR name = {texts.literal(name)}", limit=SHOWN
+        )
+        own = {row.agent for row in listing.items} & {*agents}
+        return {"hosted": listing, "agent": min(own, default=""), "where": where}
+
     return page.DashboardPage(
         f"Machine {name}",
         TEMPLATE,
         (
             alerts_.section_about(request, f"node:{name}"),
             plots.section(request, "Measured", measured, id="machine", wide=True),
+            page.PageSection("hosted", "Resources", hosted, ("manage",), 5.0),
             page.PageSection("services", "Services", report, ("machines",), 3.0),
             page.PageSection("latest", "Latest report", report, ("machines",), 3.0),
         ),

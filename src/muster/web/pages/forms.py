@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import re
 import time
@@ -12,7 +13,6 @@ import msgspec
 import pydantic
 
 from muster.core import errors, messages, units
-from muster.core.formats import complete
 from muster.notify import documents
 from muster.web import actions, request_state
 from muster.web.auth import sessions
@@ -20,6 +20,7 @@ from muster.web.components import texts
 from muster.web.rest import access, alerts, base, contexts, notifications, queues, resources
 
 BULK_MAX = 1000
+RESULT_MAX = 600  # characters of the result of an operation
 Given = dict[str, str]
 Act = Callable[[request_state.RestCall, Given], Awaitable[str]]
 
@@ -36,7 +37,7 @@ async def run_form(call: request_state.RestCall, act: str, fields: Given) -> str
 
 
 def pairs(text: str) -> dict[str, Any]:
-    """Parse ``NAME=VALUE`` pairs, one per line or separated by commas; sets become lists."""
+    """Parse ``NAME=VALUE`` pairs, one per line; sets become lists."""
     values: dict[str, Any] = {}
     for line in text.splitlines():
         if not line.strip():
@@ -49,37 +50,6 @@ def pairs(text: str) -> dict[str, Any]:
     return values
 
 
-def _form(
-    act: Callable[..., Awaitable[object]],
-    says: str,
-    *names: str,
-    body: type[pydantic.BaseModel] | None = None,
-) -> Act:
-    """A form with these fields, which it passes on as they are."""
-
-    async def handle(call: request_state.RestCall, fields: Given) -> str:
-        given = {name: fields[name] for name in names}
-        await act(call, **(given if body is None else {"body": base.parsed(body, **given)}))
-        return says.format(**given)
-
-    return handle
-
-
-async def _silence(call: request_state.RestCall, fields: Given) -> str:
-    for_s = units.parse_duration_s(fields["for"])
-    from_ms = _time_ms(fields["from"]) if fields.get("from", "").strip() else None
-    body = base.parsed(
-        alerts.SilenceBody,
-        covers=fields["covers"],
-        for_s=for_s,
-        reason=fields.get("reason", ""),
-        from_ms=from_ms,
-    )
-    await alerts.silence(call, body=body)
-    begins = f" from {fields['from'].strip()}" if from_ms else ""
-    return f"Silenced for {fields['for']}{begins}: {body.covers}"
-
-
 def _time_ms(text: str) -> int:
     try:
         at = datetime.datetime.fromisoformat(text.strip())
@@ -90,45 +60,82 @@ def _time_ms(text: str) -> int:
         ) from error
 
 
+#: How the fields with these names are read; others are texts.
+PARSERS: dict[str, Callable[[str], Any]] = {
+    **dict.fromkeys(("arguments", "attributes", "content", "properties"), pairs),
+    **dict.fromkeys(("for_s", "lifetime_s", "pause_s"), units.parse_duration_s),
+    "from_ms": _time_ms,
+    "number": base.number,
+    "scopes": lambda text: text.replace(",", " ").split(),
+}
+
+
+def _form(
+    act: Callable[..., Awaitable[Any]],
+    says: str | Callable[[Any, Given], str],
+    *names: str,
+    body: type[pydantic.BaseModel] | None = None,
+    **fixed: Any,
+) -> Act:
+    """A form that passes on the fields with these ``names``. One that ends with ``?`` may be empty.
+
+    ``body``: gets those of its fields. ``says``: the message, with the fields as they were sent.
+    """
+
+    async def handle(call: request_state.RestCall, fields: Given) -> str:
+        given = dict(fixed)
+        for name in names:
+            own = name.removesuffix("?")
+            if own == name or fields.get(own, "").strip():
+                given[own] = PARSERS.get(own, str)(fields[own])
+        if body is not None:
+            of_body = {name: given.pop(name) for name in [*given] if name in body.model_fields}
+            given["body"] = base.parsed(body, **of_body)
+        result = await act(call, **given)
+        return says(result, fields) if callable(says) else says.format_map({**fields, "result": result})
+
+    return handle
+
+
 async def _acknowledge_all(call: request_state.RestCall, fields: Given) -> str:
     """Every alert of a rule that is not acknowledged yet."""
     actions.require_role(call.person, sessions.WebRole.OPERATOR, "acknowledge alerts")
     open_ = (messages.AlertState.FIRING, messages.AlertState.SILENCED)
-    rule = fields["rule"]
+    rule, count = fields["rule"], 0
     listed = [alert for alert in await call.source.alerts() if alert.rule == rule and alert.state in open_]
     for alert in listed[:BULK_MAX]:
-        await alerts.acknowledge(call, body=base.parsed(alerts.AlertBody, rule=rule, about=alert.about))
-    return f"Acknowledged: {len(listed[:BULK_MAX])} of {len(listed)} alerts of {rule}"
+        with contextlib.suppress(errors.NotFound):  # it has just ended
+            await alerts.acknowledge(call, body=base.parsed(alerts.AlertBody, rule=rule, about=alert.about))
+            count += 1
+    return f"Acknowledged: {count} of {len(listed)} alerts of {rule}"
 
 
-async def _execute(call: request_state.RestCall, fields: Given) -> str:
-    body = base.parsed(
-        resources.ExecuteBody, operation=fields["operation"], arguments=pairs(fields.get("arguments", ""))
-    )
-    result = await resources.execute(call, fields["name"], body)
-    return f"{body.operation} on {fields['name']}: {_shown(result)}"
+def _silenced(_: Any, fields: Given) -> str:
+    begins = f" from {fields['from_ms'].strip()}" if fields.get("from_ms", "").strip() else ""
+    return f"Silenced for {fields['for_s']}{begins}: {fields['covers']}"
+
+
+def _executed(row: Any, fields: Given) -> str:
+    result = "" if row.result is None else msgspec.json.encode(row.result).decode()[:RESULT_MAX]
+    what = f"{fields['operation']} on {fields['name']}"
+    return ": ".join(filter(None, (what, row.outcome, row.reason, result)))
 
 
 def _desired(state: str, says: str) -> Act:
     """Change the desired state of a resource, and nothing else."""
 
-    async def handle(call: request_state.RestCall, fields: Given) -> str:
-        name = fields["name"]
+    async def put(call: request_state.RestCall, name: str) -> None:
         known = await resources.resource(call, name)
         body = base.parsed(resources.DesiredStateBody, type=known.value.type, desired=state)
         await resources.put_resource(call, name, body)
-        return says.format(name=name)
 
-    return handle
-
-
-async def _apply(call: request_state.RestCall, fields: Given) -> str:
-    result = await resources.apply(call, base.parsed(resources.ManifestBody, manifest=fields["manifest"]))
-    return f"Applied: {_shown(result)}"
+    return _form(put, says, "name")
 
 
-def _shown(result: object) -> str:
-    return msgspec.json.encode(complete.builtins(result)).decode()[:600]
+def _applied(result: Any, _: Given) -> str:
+    rollout = [f"rollout {result.rollout}"] if result.rollout else []
+    acts = [f"{act} {count:,}" for act, count in result.counts.items() if count]
+    return f"Applied: {', '.join(acts + rollout)}" + "".join(f". {note}" for note in result.notes)
 
 
 async def _put_context(call: request_state.RestCall, fields: Given) -> str:
@@ -146,63 +153,20 @@ async def _put_context(call: request_state.RestCall, fields: Given) -> str:
     return f"Written: {fields['key']}"
 
 
-async def _send(call: request_state.RestCall, fields: Given) -> str:
-    event = base.parsed(
-        notifications.EventBody, type=fields["type"], content=pairs(fields.get("content", ""))
-    )
-    body = base.parsed(
-        notifications.SendBody,
-        address=fields.get("address") or "TRUE",
-        event=event,
-        durable="durable" in fields,
-    )
-    await notifications.send(call, body)
-    return f"Sent: {event.type} to {body.address}"
+async def _send(
+    call: request_state.RestCall, type: str, address: str, content: dict[str, Any] | None = None
+) -> None:
+    event = base.parsed(notifications.EventBody, type=type, content=content or {})
+    await notifications.send(call, base.parsed(notifications.SendBody, address=address, event=event))
 
 
-async def _send_message(call: request_state.RestCall, fields: Given) -> str:
-    body = base.parsed(
-        queues.MessageBody, text=fields.get("text", ""), properties=pairs(fields.get("properties", ""))
-    )
-    sent = await queues.send(call, fields["name"], body)
-    return f"Sent to {sent.queue}: {sent.id}"
+def _moved(result: Any, fields: Given) -> str:
+    to = fields.get("to") or "the original destinations"
+    return f"Moved from {fields['name']} to {to}: {texts.counted(result.moved, 'message')}"
 
 
-async def _purge(call: request_state.RestCall, fields: Given) -> str:
-    await queues.purge(call, fields["name"], fields.get("selector", ""))
-    return f"Purged: {fields['name']}"
-
-
-async def _move(call: request_state.RestCall, fields: Given) -> str:
-    to, selector = fields.get("to") or None, fields.get("selector") or None
-    body = base.parsed(queues.MoveBody, to=to, selector=selector, limit=1000)
-    result = await queues.move(call, fields["name"], body)
-    moved = texts.counted(result.moved, "message")
-    return f"Moved from {fields['name']} to {to or 'the original destinations'}: {moved}"
-
-
-async def _cancel(call: request_state.RestCall, fields: Given) -> str:
-    await queues.cancel_scheduled(call, base.number(fields["number"]))
-    return f"Cancelled: message {fields['number']}"
-
-
-async def _set_login(call: request_state.RestCall, fields: Given) -> str:
-    body = base.parsed(access.LoginBody, password=fields["password"], role=fields.get("role", "viewer"))
-    await access.set_login(call, fields["name"], body)
-    return f"{fields['name']} can log in as {body.role.value}"
-
-
-async def _create_token(call: request_state.RestCall, fields: Given) -> str:
-    lifetime = fields.get("lifetime", "").strip()
-    body = base.parsed(
-        access.TokenBody,
-        role=fields.get("role") or None,
-        scopes=fields.get("scopes", "").replace(",", " ").split(),
-        description=fields.get("description", ""),
-        lifetime_s=units.parse_duration_s(lifetime) if lifetime else None,
-    )
-    made = await access.issue_token(call.web, call.person, body)
-    return f"Copy the token now, it is not shown again: {made.token}"
+async def _create_token(call: request_state.RestCall, body: access.TokenBody) -> Any:
+    return await access.issue_token(call.web, call.person, body)
 
 
 ACTS: dict[str, Act] = {
@@ -211,28 +175,55 @@ ACTS: dict[str, Act] = {
     ),
     "acknowledge-all": _acknowledge_all,
     "resolve": _form(alerts.resolve, "Resolved: {rule} {about}", "rule", "about", body=alerts.AlertBody),
-    "silence": _silence,
+    "silence": _form(
+        alerts.silence, _silenced, "covers", "for_s", "from_ms?", "reason?", body=alerts.SilenceBody
+    ),
     "unsilence": _form(alerts.unsilence, "Silence {id} ended", "id"),
     "drain": _form(resources.drain, "Draining {name}", "name"),
     "undrain": _form(resources.undrain, "{name} returned to service", "name"),
+    "drain-agent": _form(resources.drain_agent, "Draining the machine of {name}", "name"),
+    "undrain-agent": _form(resources.undrain_agent, "{name} returned to service", "name"),
     "delete": _form(resources.delete_resource, "Deleting {name}", "name"),
-    "execute": _execute,
+    "execute": _form(
+        resources.execute, _executed, "name", "operation", "arguments?", body=resources.ExecuteBody
+    ),
     "start": _desired("up", "Starting {name}"),
     "stop": _desired("down", "Stopping {name}"),
+    "rollout": _form(
+        resources.start_rollout,
+        "Started the rollout {result.id}: {operation}",
+        *("where", "operation", "arguments?", "batch?", "pause_s?"),
+        body=resources.RolloutBody,
+    ),
     "pause": _form(resources.pause, "Paused: {id}", "id"),
     "resume": _form(resources.resume, "Continued: {id}", "id"),
     "abort": _form(resources.abort, "Ended: {id}", "id"),
     "undo": _form(resources.undo, "Returning {group} to its previous revision", "group"),
-    "apply": _apply,
+    "apply": _form(resources.apply, _applied, "manifest", body=resources.ManifestBody),
     "put-context": _put_context,
     "delete-context": _form(contexts.delete_context, "Deleted: {key}", "key"),
-    "send": _send,
-    "send-message": _send_message,
-    "cancel-message": _cancel,
-    "purge": _purge,
-    "move": _move,
-    "set-login": _set_login,
+    "send": _form(_send, "Sent: {type} to {address}", "type", "content?", "address"),
+    "send-message": _form(
+        queues.send, "Sent to {name}: {result.id}", "name", "text", "properties?", body=queues.MessageBody
+    ),
+    "cancel-message": _form(queues.cancel_scheduled, "Cancelled: message {number}", "number"),
+    "purge": _form(queues.purge, "Purged {name}: {result.purged:,} discarded", "name", "selector?"),
+    "move": _form(
+        queues.move,
+        _moved,
+        *("name", "to?", "selector?"),
+        body=queues.MoveBody,
+        limit=1000,
+    ),
+    "set-login": _form(
+        access.set_login, "{name} can log in as {role}", "name", "password", "role", body=access.LoginBody
+    ),
     "remove-login": _form(access.remove_login, "Revoked the login of {name}", "name"),
-    "create-token": _create_token,
+    "create-token": _form(
+        _create_token,
+        "Copy the token now, it is not shown again: {result.token}",
+        *("role?", "scopes?", "description?", "lifetime_s?"),
+        body=access.TokenBody,
+    ),
     "revoke-token": _form(access.revoke_token, "Revoked the token {id}", "id"),
 }

@@ -11,6 +11,7 @@ from muster.web.components import page, plots, texts
 from muster.web.data import rows
 
 SHOWN = 50
+QUEUES = (*listings.QUEUES[:2], "", *listings.QUEUES[2:])  # with a bar beside the depth
 TEMPLATE = "queues.html"
 WORDS = ("JMSPriority", "JMSTimestamp", "JMSMessageID", "JMSCorrelationID", "JMSType", "LIKE", "BETWEEN")
 
@@ -24,7 +25,7 @@ def queues(request: page.PageRequest) -> page.DashboardPage:
     async def all_queues() -> page.Values:
         listed = (await request.get("/queues"))[:500]
         deepest = max((row.depth for row in listed), default=1) or 1
-        return {"queues": listed, "deepest": deepest, "columns": listings.QUEUES}
+        return {"queues": listed, "deepest": deepest, "columns": QUEUES}
 
     async def subscriptions() -> page.Values:
         return {

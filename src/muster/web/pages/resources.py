@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
+import yaml
 
-from muster.manage import operations
+from muster.core import errors
+from muster.manage import operations, protocol
 from muster.manage import rows as rows_
 from muster.web import actions
 from muster.web.auth import sessions
@@ -19,6 +22,11 @@ SHOWN = 50
 TIMELINE_S, LANES_MAX = 3600.0, 20
 MOVES = ("reassign", "rollout")
 TEMPLATE = "resources.html"
+YAML: dict[str, Any] = {"sort_keys": False, "allow_unicode": True}
+DERIVED = ("digest", "template", "index")  # of a specification, not of its entry
+STEPS_SHOWN = 200
+STEP_LOOKS = {"done": "good", "running": "busy", "failed": "bad", "unreachable": "warn", "in-doubt": "warn"}
+WORST = "failed unreachable in-doubt running pending done skipped"  # states of steps, the worst first
 WORDS = ("name", "type", "group", "agent", "state", "manager", "desired", "labels.", "facts.")
 
 
@@ -46,7 +54,12 @@ def resources(request: page.PageRequest) -> page.DashboardPage:
 
 def apply(request: page.PageRequest) -> page.DashboardPage:
     """A manifest is planned when the form is sent, and applied only from the plan."""
-    text = request.query.get("manifest", "").replace("\r\n", "\n")
+    text, name = request.query.get("manifest", "").replace("\r\n", "\n"), request.parameter("resource")
+
+    async def form() -> page.Values:
+        if text or not name:
+            return {"text": text}
+        return {"text": entry_text((await request.get("/resources/{name}", name=name)).value.spec)}
 
     async def plan() -> page.Values:
         actions.require_role(request.person, sessions.WebRole.OPERATOR, "apply manifests")
@@ -55,23 +68,81 @@ def apply(request: page.PageRequest) -> page.DashboardPage:
     return page.DashboardPage(
         "Apply a manifest",
         TEMPLATE,
-        (page.PageSection("plan", "Plan", plan, (), 3600.0),),
+        (
+            page.PageSection("form", "", form, (), 3600.0),
+            page.PageSection("plan", "Plan", plan, (), 3600.0),
+        ),
         lead="The plan shows what would change, field by field. Nothing changes before it is applied.",
         values={"kind": "apply", "text": text},
     )
 
 
+def entry_text(spec: protocol.ResourceSpec) -> str:
+    """The manifest with the entry that a specification was made of."""
+    if spec.entry:
+        raise errors.Refused(
+            f"{spec.name} is an instance of {spec.entry}", hint=f"apply the entry {spec.entry} instead"
+        )
+    text: str = yaml.safe_dump({"resources": [entry(spec)]}, **YAML)
+    return text
+
+
+def entry(spec: protocol.ResourceSpec) -> dict[str, Any]:
+    made = msgspec.to_builtins(spec)
+    if spec.where and not spec.entry:  # the registry chooses the agent and fills in the template
+        made |= spec.template
+        del made["agent"]
+    return {name: value for name, value in made.items() if name not in DERIVED and value not in ({}, [], "")}
+
+
 def rollouts(request: page.PageRequest) -> page.DashboardPage:
     async def rows() -> page.Values:
-        listed = list(reversed(await request.get("/rollouts")))[:SHOWN]
-        return {"rollouts": listed, "active": rows_.ACTIVE_ROLLOUT}
+        return {"rollouts": (await request.get("/rollouts"))[: -SHOWN - 1 : -1]}
 
     return page.DashboardPage(
         "Rollouts",
         TEMPLATE,
         (page.PageSection("rollouts", "Newest first", rows, ("manage",), 3.0),),
         lead="Updates change a group in waves. If a resource does not become healthy, they stop and revert.",
-        values={"kind": "rollouts"},
+        values={"kind": "rollouts", "active": rows_.ACTIVE_ROLLOUT, "looks": STEP_LOOKS, "words": WORDS},
+    )
+
+
+def rollout(request: page.PageRequest) -> page.DashboardPage:
+    id = request.parameter("id")
+
+    async def own() -> page.Values:
+        chosen = [row for row in await request.get("/rollouts") if row.id == id]
+        if not chosen:
+            raise errors.NotFound(f"there is no rollout {id[:100]!r}")
+        return {"rollouts": chosen}
+
+    async def steps() -> page.Values:
+        listed = sorted(await request.get("/rollouts/{id}/steps", id=id), key=lambda step: step.wave)
+        waves = [(wave, list(inside)) for wave, inside in itertools.groupby(listed, lambda step: step.wave)]
+        worst = sorted(listed, key=lambda step: (WORST.find(step.state), step.wave, step.name))
+        return {"waves": waves, "steps": worst[:STEPS_SHOWN], "hidden": len(listed) - STEPS_SHOWN}
+
+    async def changes() -> page.Values:
+        (row,) = (await own())["rollouts"]
+        changed = [
+            revision
+            for group in row.groups
+            for revision in await request.get("/groups/{group}/revisions", group=group)
+            if revision.rollout == id
+        ]
+        return {"changes": changed[:STEPS_SHOWN]}
+
+    return page.DashboardPage(
+        f"Rollout {id}",
+        TEMPLATE,
+        (
+            page.PageSection("rollouts", "", own, ("manage",), 2.0),
+            page.PageSection("waves", "Waves", steps, ("manage",), 2.0),
+            page.PageSection("changed", "What it changes", changes, ("manage",), 30.0),
+            page.PageSection("steps", "Resources", steps, ("manage",), 2.0),
+        ),
+        values={"kind": "rollout", "id": id, "active": rows_.ACTIVE_ROLLOUT, "looks": STEP_LOOKS},
     )
 
 
@@ -82,8 +153,7 @@ def resource(request: page.PageRequest) -> page.DashboardPage:
         return {"details": (await request.get("/resources/{name}", name=name)).value}
 
     async def specification() -> page.Values:
-        spec = (await details())["details"].spec
-        return {"spec": json.dumps(msgspec.to_builtins(spec), indent=2, ensure_ascii=False)}
+        return {"spec": yaml.safe_dump(entry((await details())["details"].spec), **YAML)}
 
     async def measured() -> Sequence[plots.Plot]:
         return await plots.charted(request, "resource", name)
@@ -92,7 +162,7 @@ def resource(request: page.PageRequest) -> page.DashboardPage:
         f"Resource {name}",
         TEMPLATE,
         (
-            page.PageSection("facts", "Observed state", details, ("manage",), 3.0),
+            page.PageSection("facts", "Observed state", details, ("manage",), 3.0, wide=False),
             plots.section(request, "Measured", measured, id="resource", wide=True),
             page.PageSection("spec", "Desired state", specification, ("manage",), 10.0, wide=False),
             system.decisions(request, name),
@@ -105,7 +175,11 @@ def managers(request: page.PageRequest) -> page.DashboardPage:
     async def who() -> page.Values:
         listed = await request.get("/managers")
         most = max((manager.resources for manager in listed), default=1) or 1
-        return {"managers": listed, "most": most, "columns": operations.MANAGERS.columns}
+        return {
+            "managers": listed,
+            "most": most,
+            "columns": ("name", "state", "resources", "", "expires_in_s"),
+        }
 
     async def moved() -> page.Values:
         now_s = time.time()

@@ -39,51 +39,50 @@ from muster.web.rest import event_stream
 router = APIRouter()
 log_events = log.EventLog("web")
 
-PAGES: dict[str, page.Build] = {
-    "/": fleet.overview,
-    "/find": system.find,
-    "/map": fleet.machine_map,
-    "/machines": fleet.machines,
-    "/zone": fleet.zone,
-    "/group": fleet.group,
-    "/machine": fleet.machine,
-    "/alerts": alerts.alerts,
-    "/loop": notification.loop,
-    "/history": history.history,
-    "/sql": history.sql,
-    "/resources": resources.resources,
-    "/resource": resources.resource,
-    "/apply": resources.apply,
-    "/rollouts": resources.rollouts,
-    "/managers": resources.managers,
-    "/playground": notification.playground,
-    "/events": notification.events,
-    "/event": notification.event,
-    "/contexts": contexts.contexts,
-    "/contexts/details": contexts.context,
-    "/queues": queues.queues,
-    "/queue": queues.queue,
-    "/message": queues.message,
-    "/topology": system.topology,
-    "/brokers": system.brokers,
-    "/pipeline": system.pipeline,
-    "/report-delay": system.report_delay,
-    "/activity": system.activity,
-    "/logins": access.logins,
-    "/tokens": access.tokens,
+#: The menu: headings with paths, labels and pages.
+MENU: dict[str, dict[str, tuple[str, page.Build]]] = {
+    "Fleet": {
+        "/": ("Overview", fleet.overview),
+        "/map": ("Map", fleet.machine_map),
+        "/machines": ("Machines", fleet.machines),
+        "/alerts": ("Alerts", alerts.alerts),
+        "/history": ("History", history.history),
+        "/sql": ("SQL", history.sql),
+    },
+    "Control": {
+        "/resources": ("Resources", resources.resources),
+        "/rollouts": ("Rollouts", resources.rollouts),
+        "/managers": ("Managers", resources.managers),
+        "/playground": ("Notification", notification.playground),
+        "/events": ("Events", notification.events),
+        "/contexts": ("Contexts", contexts.contexts),
+        "/queues": ("Queues", queues.queues),
+    },
+    "System": {
+        "/topology": ("Topology", system.topology),
+        "/brokers": ("Brokers", system.brokers),
+        "/pipeline": ("Pipeline", system.pipeline),
+        "/report-delay": ("Report delay", system.report_delay),
+        "/activity": ("Activity", system.activity),
+    },
+    "Access": {"/logins": ("Logins", access.logins), "/tokens": ("API tokens", access.tokens)},
 }
-#: Pages about one thing
-SUBJECTS = (
-    "/group",
-    "/zone",
-    "/machine",
-    "/resource",
-    "/contexts/details",
-    "/queue",
-    "/message",
-    "/event",
-    "/loop",
-)
+#: Pages about one thing, which may not exist, with their places in the menu.
+SUBJECTS: dict[str, tuple[str, page.Build]] = {
+    "/zone": ("/machines", fleet.zone),
+    "/group": ("/machines", fleet.group),
+    "/machine": ("/machines", fleet.machine),
+    "/loop": ("/alerts", notification.loop),
+    "/resource": ("/resources", resources.resource),
+    "/rollout": ("/rollouts", resources.rollout),
+    "/event": ("/events", notification.event),
+    "/contexts/details": ("/contexts", contexts.context),
+    "/queue": ("/queues", queues.queue),
+    "/message": ("/queues", queues.message),
+}
+PLACED = {path: (path, build) for entries in MENU.values() for path, (_, build) in entries.items()} | SUBJECTS
+PLACED |= {"/apply": ("/resources", resources.apply), "/find": ("", system.find)}
+PAGES: dict[str, page.Build] = {path: build for path, (_, build) in PLACED.items()}
 STATIC = {  # the files by their names in the URL, with their types
     **{name: (name, "text/javascript") for name in ("muster.js", "charts.js", "map.js")},
     "muster.css": ("muster.css", "text/css"),
@@ -96,7 +95,7 @@ LATER_S = 6.0  # even slower sections are left unchanged and retried
 LOADING = markupsafe.Markup('<p class="hint">Loading…</p>')
 LIVE_S = 1.0  # minimum interval between updates
 FORM_MAX = 1 << 20
-NOTE = "muster-note"
+NOTE, NOTE_BYTES_MAX = "muster-note", 2_700  # browsers drop a cookie of more than 4 KB
 CALLBACK = "/login/oidc/callback"
 ATTEMPT = "muster-oidc"
 THEME = "muster-theme"
@@ -176,6 +175,8 @@ async def _show(request: Request) -> Response:
             domain=page_request.call.source.feed.domain,
             theme=_theme(request),
             note=note,
+            menu=_menu(page_request),
+            current=PLACED[path][0],
             live=request.method == "GET",
         ),
         status_code=404 if missing and path in SUBJECTS else 200,
@@ -184,6 +185,16 @@ async def _show(request: Request) -> Response:
         response.delete_cookie(NOTE)
     response.headers["Cache-Control"] = "no-store"
     return response
+
+
+def _menu(request: page.PageRequest) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The headings with paths and labels, without what the role does not permit."""
+    hidden = set() if request.administers else {"/logins"}
+    hidden |= set() if request.may_act else {"/sql", "/events"}
+    return [
+        (heading, [(path, label) for path, (label, _) in entries.items() if path not in hidden])
+        for heading, entries in MENU.items()
+    ]
 
 
 for _path in PAGES:
@@ -428,7 +439,7 @@ async def submit_form(request: Request, act: str) -> Response:
     except errors.MusterError as error:
         result = f"Failed: {error.message}" + (f" ({error.hint})" if error.hint else "")
     response = RedirectResponse(back, status_code=303)
-    text = base64.urlsafe_b64encode(result[:1500].encode()).decode()
+    text = base64.urlsafe_b64encode(result.encode()[:NOTE_BYTES_MAX]).decode()
     secure = _is_secure(web, request.headers.get("origin", ""))  # the note may have the text of a token
     response.set_cookie(NOTE, text, max_age=30, httponly=True, samesite="strict", secure=secure)
     return response
@@ -436,7 +447,7 @@ async def submit_form(request: Request, act: str) -> Response:
 
 def _read_note(request: Request) -> str:
     try:
-        return base64.urlsafe_b64decode(request.cookies.get(NOTE, "").encode()).decode()
+        return base64.urlsafe_b64decode(request.cookies.get(NOTE, "").encode()).decode(errors="ignore")
     except (binascii.Error, ValueError):
         return ""
 

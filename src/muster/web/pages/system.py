@@ -10,7 +10,6 @@ from muster.core import messages
 from muster.manage import operations
 from muster.pipeline import protocol
 from muster.web.components import drawings, page, plots, templates, texts
-from muster.web.rest import find as find_
 
 TEMPLATE = "system.html"
 #: Spark's names of the stages of a batch, in order.
@@ -217,18 +216,6 @@ def decisions(request: page.PageRequest, target: str) -> page.PageSection:
 
 # Search
 
-#: The headings, and the page and its parameter, by the kind of thing.
-KINDS = {
-    "group": ("Groups", "/group", "name"),
-    "zone": ("Zones", "/zone", "name"),
-    "machine": ("Machines", "/machine", "name"),
-    "resource": ("Resources", "/resource", "name"),
-    "context": ("Contexts", "/contexts/details", "key"),
-    "queue": ("Queues", "/queue", "name"),
-    "alert": ("Alerts", "/alerts", "text"),
-    "receiver": ("Receivers", "/playground", "receiver"),
-}
-
 
 def find(request: page.PageRequest) -> page.DashboardPage:
     text = request.parameter("q")
@@ -239,16 +226,8 @@ def find(request: page.PageRequest) -> page.DashboardPage:
             "things": listing.items,
             "missing": listing.missing,
             "text": text,
-            "kinds": KINDS,
-            "href": href,
         }
 
     return page.DashboardPage(
         "Search", TEMPLATE, (page.PageSection("found", f"“{text}”", results, (), 30.0),)
     )
-
-
-def href(thing: find_.FoundThing) -> str:
-    _, path, parameter = KINDS[thing.kind]
-    name = thing.name.partition(" ")[0] if thing.kind == "alert" else thing.name
-    return page.link_to(path, **{parameter: name})

@@ -28,6 +28,7 @@ router = route.RouteTable("watches")
 WATCHES_MAX = 500  # concurrently open, pages included
 OF_LOGIN_MAX = 100  # of one login: others can open theirs
 BEAT_S = 15.0  # interval of comments, so that both sides notice a dead connection
+NOTES_S = 1.0  # in which notes are sent that no line follows
 LOOK_S = 5.0  # the login is checked at this interval and before each event
 STREAM: dict[str, Any] = {
     "responses": {
@@ -186,10 +187,22 @@ async def watch_logs(
                 *names, where=where, lines=lines, follow=True, note=notes.append
             )
             async with contextlib.aclosing(stream):
-                async for line in stream:
-                    for note in notes:
-                        yield event({"note": note}, name="note")
-                    notes.clear()
-                    yield event(line, name="line")
+                following: asyncio.Future[Any] | None = None
+                try:
+                    while True:
+                        following = following or asyncio.ensure_future(anext(stream, None))
+                        await asyncio.wait((following,), timeout=NOTES_S)
+                        for note in notes:  # also while there are no lines
+                            yield event({"note": note}, name="note")
+                        notes.clear()
+                        if following.done():
+                            if (line := following.result()) is None:
+                                return
+                            yield event(line, name="line")
+                            following = None
+                finally:
+                    if following is not None:
+                        following.cancel()
+                        await asyncio.gather(following, return_exceptions=True)
 
     return stream(request, call.person, written)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Any
+from urllib.parse import urlencode
 
 import msgspec
 from fastapi import Query
 
 from muster.core import errors
+from muster.notify import protocol
 from muster.web import request_state
 from muster.web.rest import alerts, contexts, notifications, queues, resources, route
 
@@ -17,12 +19,26 @@ router = route.RouteTable("reports")
 EACH_MAX = 10
 
 
+#: The page of the dashboard and its parameter, by the kind of thing.
+PAGES = {
+    "group": ("/group", "name"),
+    "zone": ("/zone", "name"),
+    "machine": ("/machine", "name"),
+    "resource": ("/resource", "name"),
+    "context": ("/contexts/details", "key"),
+    "queue": ("/queue", "name"),
+    "alert": ("/alerts", "text"),
+    "receiver": ("/playground", "receiver"),
+}
+
+
 class FoundThing(msgspec.Struct, frozen=True, kw_only=True):
-    """Something whose name contains the text. ``about``: its state or place."""
+    """Something whose name contains the text. ``about``: its state or place; ``page``: of the dashboard."""
 
     kind: str
     name: str
     about: str = ""
+    page: str = ""
 
 
 class FoundThings(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +52,6 @@ class FoundThings(msgspec.Struct, frozen=True, kw_only=True):
 async def find(
     call: request_state.Call, q: Annotated[str, Query(max_length=256, description="A part of a name.")]
 ) -> FoundThings:
-    """Receivers are found by the beginning of their names."""
     text = q.strip()
     things = FoundThings(items=[])
     if not text:
@@ -48,7 +63,7 @@ async def find(
         "context": contexts.contexts(call, where=f"key LIKE {like}", limit=EACH_MAX),
         "queue": queues.queues(call),
         "alert": alerts.alerts(call),
-        "receiver": notifications.receivers(call, prefix=text, limit=EACH_MAX),
+        "receiver": notifications.receivers(call, prefix=protocol.ANYWHERE + text, limit=EACH_MAX),
     }
     answers = await asyncio.gather(*searches.values(), return_exceptions=True)
     for kind, answer in zip(searches, answers, strict=True):
@@ -79,7 +94,12 @@ def _found(kind: str, rows: Sequence[Any], text: str) -> list[FoundThing]:
             named = [thing for thing in named if text in thing[1].lower()]
         case _:
             named = [(kind, row.receiver, row.policy) for row in rows]
-    return [FoundThing(kind=own, name=name, about=about) for own, name, about in named]
+    return [FoundThing(kind=own, name=name, about=about, page=_page(own, name)) for own, name, about in named]
+
+
+def _page(kind: str, name: str) -> str:
+    path, parameter = PAGES[kind]
+    return f"{path}?{urlencode({parameter: name.partition(' ')[0] if kind == 'alert' else name})}"
 
 
 def like_literal(text: str) -> str:

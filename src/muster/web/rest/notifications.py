@@ -65,7 +65,7 @@ def send_of(event: EventBody, *, address: str, sender: str) -> protocol.SendEven
 async def receivers(
     call: request_state.Call,
     where: base.Where = "",
-    prefix: Annotated[str, Query(max_length=300, description="Prefix of the names.")] = "",
+    prefix: Annotated[str, Query(max_length=300, description="PREFIX of the names, or *PART.")] = "",
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> route.RowPage[rows.ReceiverRow]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from typing import Annotated, Any
 
 import msgspec
@@ -50,6 +51,17 @@ class ExecuteBody(StrictBody):
         pattern=r"^[A-Za-z0-9_-]{1,64}$",
         description="Idempotency key: a repeated request has no effect.",
     )
+
+
+class RolloutBody(StrictBody):
+    names: list[str] = Field([], max_length=10_000, description="Names of resources.")
+    where: str = Field("", max_length=4096, description="Instead: a predicate that selects resources.")
+    operation: str = Field(min_length=1, max_length=256)
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    batch: str = Field("1", pattern=r"^[0-9]{1,9}%?$", description="A number, or a percentage.")
+    pause_s: float = Field(0.0, ge=0, le=86400, description="Between batches.")
+    errors_max: int = Field(0, ge=0, description="More failures stop the rollout.")
+    healthy_s: float = Field(60.0, ge=0, le=86400, description="Time to become healthy; 0: not checked.")
 
 
 @router.of("GET /resources", "List resources by name")
@@ -163,13 +175,15 @@ async def merged_logs(
     return await call.run("logs", where or ", ".join(names), act, touches="manage")
 
 
-drain, undrain = (
+drain, undrain, drain_agent, undrain_agent = (
     router.operation(
-        f"POST /resources/{{name}}/{declared.method}",
-        declared,
-        fixed={"kind": "resource"},
+        f"POST /{kind}s/{{name}}/{declared.method}",
+        dataclasses.replace(declared, help=declared.help.replace("resource", words)),
+        as_=declared.method + ("_agent" if kind == "agent" else ""),
+        fixed={"kind": kind},
         name=base.ResourceName,
     )
+    for kind, words in (("resource", "resource"), ("agent", "machine"))
     for declared in (operations.DRAIN, operations.UNDRAIN)
 )
 
@@ -191,6 +205,21 @@ router.operation("GET /summary", operations.SUMMARY)
 router.operation("GET /managers", operations.MANAGERS, key=("name",))
 router.operation("GET /agents", operations.AGENTS, key=("name",))
 router.operation("GET /rollouts", operations.ROLLOUTS, key=("id",))
+
+
+@router.of("POST /rollouts", "Start an operation on many resources, in batches", status=201)
+async def start_rollout(call: request_state.Call, body: RolloutBody) -> rows.RolloutRow:
+    if bool(body.names) == bool(body.where):
+        raise errors.InvalidInput("either names or an expression is required")
+    plan = rows.RolloutPlan(**body.model_dump(exclude={"names", "where"}))
+
+    async def act(bus: Any) -> rows.RolloutRow:
+        return await client.ManageClient(bus).rollout(plan, *body.names, where=body.where)
+
+    target = (body.where or ", ".join(body.names))[:200]
+    return await call.run("rollout", f"{target}: {body.operation}", act, touches="manage")
+
+
 RolloutId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
 router.operation("GET /rollouts/{id}/steps", operations.STEPS, id=RolloutId, key=("name",))
 pause, resume, abort = (
@@ -198,12 +227,15 @@ pause, resume, abort = (
     for declared in (operations.PAUSE, operations.RESUME, operations.ABORT)
 )
 undo = router.operation("POST /groups/{group}/undo", operations.UNDO, group=base.ResourceName)
+router.operation(
+    "GET /groups/{group}/revisions", operations.REVISIONS, group=base.ResourceName, key=("revision", "name")
+)
 router.operation("GET /moves", operations.REBALANCE_PLAN, key=("name",))
 router.operation("POST /moves", operations.REBALANCE)
 router.operation("GET /jobs", operations.JOBS, key=("name",))
 
 
-@router.of("GET /jobs/{name}/runs", operations.JOB_RUNS.help)
+@router.of("GET /jobs/{name}/runs", operations.JOB_RUNS.help, key=("ended_ms", "resource"))
 async def job_runs(call: request_state.Call, name: base.ResourceName) -> list[rows.JobRunRow]:
     async def act(bus: Any) -> list[rows.JobRunRow]:
         return await client.ManageClient(bus).job_runs(name)

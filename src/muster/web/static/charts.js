@@ -46,7 +46,9 @@
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     const [begin, end] = [from, to].map((field) => new Date(field.value).getTime() / 1000);
-    if (begin < end) choose({from: begin, to: end});
+    if (!(begin < end)) return;
+    form.querySelector("details").open = false;
+    choose({from: begin, to: end});
   });
   last.addEventListener("change", () => choose({last: last.value}));
   live.addEventListener("click", () => {
@@ -67,10 +69,10 @@
   const figure = (value, unit) => {
     if (value == null) return "–";
     if (unit === " s") return value ? scaled(value, DURATIONS, digits) : "0 s";
-    if (unit === " %") return value.toFixed(1) + unit;
+    if (unit === " %") return parseFloat(value.toFixed(1)) + unit;
     const steps = unit.startsWith(" B") ? SIZES : COUNTS;
     if (Math.abs(value) < 1000) return digits(value) + unit;
-    return scaled(value, steps, steps === SIZES ? (number) => number.toFixed(1) : digits) + (steps === SIZES ? unit.slice(2) : unit);
+    return scaled(value, steps, digits) + (steps === SIZES ? unit.slice(2) : unit);
   };
   const stamp = (s) => {
     const at = new Date(s * 1000);
@@ -125,7 +127,7 @@
   const draw = (place, plot) => {
     const {chart} = plot;
     const data = [chart.at_ms.map((ms) => ms / 1000), ...chart.lines.map((line) => line.values)];
-    const key = chart.lines.map((line) => line.name).join("\n") + chart.unit + document.documentElement.dataset.theme;
+    const key = chart.lines.map((line) => line.name).join("\n") + chart.unit + ink("--card");
     if (plot.u && plot.key === key) {
       plot.u.setData(data);
     } else {
@@ -140,14 +142,16 @@
           x: {time: true, range: () => bounds()},
           y: {range: (u, low, high) => {
             const most = Math.max(high ?? 0, plot.chart.threshold ?? 0);
-            return [Math.min(0, low ?? 0), most > 0 ? most * 1.1 : 1];
+            const top = most > 0 ? most * 1.1 : 1;
+            return [Math.min(0, low ?? 0), chart.unit === " %" && most <= 100 ? Math.min(100, top) : top];
           }},
         },
-        axes: [{...axis, values: (u, splits, n, space, step) => splits.map((s) => tick(s, step))}, {...axis, size: 68, values: (u, values) => values.map((value) => figure(value, chart.unit))}],
+        axes: [{...axis, values: (u, splits, n, space, step) => splits.map((s) => tick(s, step))}, {...axis, size: 72, values: (u, values) => values.map((value) => figure(value, chart.unit))}],
         series: [
           {label: "Time", value: (u, value) => value == null ? "" : stamp(value)},
           ...chart.lines.map((line, n) => ({
-            label: line.name, stroke: ink(LINES[n % LINES.length]), width: 2, dash: n ? [6, 4] : undefined,
+            label: line.name === place.dataset.metric ? place.dataset.label : line.name, stroke: ink(LINES[n % LINES.length]), width: 1.6, dash: n ? [6, 4] : undefined,
+            fill: n ? undefined : ink(LINES[0]) + "1f",
             value: (u, value) => figure(value, chart.unit),
           })),
         ],
@@ -166,7 +170,7 @@
     place.querySelector(".none")?.remove();
     if (!chart.at_ms.length) place.append(Object.assign(document.createElement("p"), {className: "none", textContent: "No measurements in this time"}));
     setTimeout(() => newest(plot.u));  // after uPlot has updated its legend
-    const words = chart.lines.map((line) => `${line.name} ${figure(line.values.findLast((value) => value != null), chart.unit)}`);
+    const words = chart.lines.map((line) => `${line.name === place.dataset.metric ? "" : line.name + " "}${figure(line.values.findLast((value) => value != null), chart.unit)}`);
     place.setAttribute("aria-label", `${place.dataset.title}. Now ${words.join("; ") || "no measurements"}`);
   };
   // Without a cursor, the legend has the newest values.

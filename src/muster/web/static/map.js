@@ -1,9 +1,9 @@
-// The map of all machines: a canvas with one cell for each, by zone and group. A treemap: areas are numbers of machines.
+// The map of all machines: a canvas with one cell for each, by zone and group. A treemap: areas grow with numbers of machines.
 "use strict";
 
 (() => {
   const TONES = {up: "--map-up", completed: "--map-up", starting: "--map-busy", draining: "--map-warn", late: "--map-warn", unknown: "--map-warn", stale: "--map-calm", down: "--map-bad", failed: "--map-bad"};
-  const HEAD = 18, LABEL = 15, GAP = 6, EVERY_MS = 1000, OPEN_MIN = 4, NONE = 255, LABELLED_MIN = 9;
+  const HEAD = 18, LABEL = 15, GAP = 6, EVERY_MS = 1000, OPEN_MIN = 4, NONE = 255, LABELLED_MIN = 9, SHARED = 0.4, FITTING = 0.97;
   const ink = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const rgb = (text) => [1, 3, 5].map((at) => parseInt(text.slice(at, at + 2), 16));
   const packed = ([r, g, b]) => (255 << 24 | b << 16 | g << 8 | r) >>> 0;  // as a little-endian machine stores a pixel
@@ -53,7 +53,7 @@
       this.canvas.addEventListener("mousemove", (event) => this.point(event.offsetX, event.offsetY));
       this.canvas.addEventListener("mouseleave", () => { this.tip.hidden = true; });
       this.canvas.addEventListener("click", (event) => this.click(event.offsetX, event.offsetY));
-      this.canvas.addEventListener("keydown", (event) => { if (event.key === "Escape") this.show({}); });
+      this.canvas.addEventListener("keydown", (event) => this.key(event));
       this.load();
     }
 
@@ -117,32 +117,34 @@
         const own = blocks.filter(({zone}) => zone === name);
         return {name, own, count: own.reduce((sum, block) => sum + block.count, 0)};
       });
-      const gap = GAP * ratio;
+      const gap = GAP * ratio, floor = machines * SHARED / Math.max(1, blocks.length);  // a small group needs room too
       this.zones = zones;
-      squarified(zones.map(({count}) => count), 0, 0, this.canvas.width + gap, this.canvas.height + gap).forEach(([x, y, w, h], n) => {
+      squarified(zones.map(({own, count}) => count + own.length * floor), 0, 0, this.canvas.width + gap, this.canvas.height + gap).forEach(([x, y, w, h], n) => {
         const zone = zones[n];
         Object.assign(zone, {x, y, w: w - gap, h: h - gap, labelled: h > 3 * HEAD * ratio && w > 50 * ratio});
         const head = zone.labelled ? HEAD * ratio : 0;
-        squarified(zone.own.map(({count}) => count), x, y + head, zone.w + gap / 2, zone.h - head + gap / 2).forEach(([bx, by, bw, bh], m) => {
+        squarified(zone.own.map(({count}) => count + floor), x, y + head, zone.w + gap / 2, zone.h - head + gap / 2).forEach(([bx, by, bw, bh], m) => {
           const block = zone.own[m];
           Object.assign(block, {x: bx, y: by, w: bw - gap / 2, h: bh - gap / 2});
           block.labelled = zone.own.length > 1 && block.h > 3 * LABEL * ratio && block.w > 60 * ratio && block.w * (block.h - LABEL * ratio) > LABELLED_MIN * block.count;
         });
       });
       this.shown = blocks;
-      // One size for all cells, in whole pixels: nearly square, and as large as fits.
-      const fits = (across, down) => blocks.every((block) => Math.floor(block.w / across) * Math.floor((block.h - (block.labelled ? LABEL * ratio : 0)) / down) >= block.count);
+      // One size for all cells, in whole pixels: nearly square, and as large as fits. Blocks with few machines have smaller ones.
       const largest = Math.min(Math.ceil(Math.sqrt(this.canvas.width * this.canvas.height / Math.max(1, machines))) + 1, Math.round(26 * ratio));
-      [this.cell, this.down] = [1, 1];
+      const shapes = [];
       for (let across = 1; across <= largest; across++) {
-        for (let down = Math.max(1, Math.ceil(across * 0.7)); down <= across * 1.4; down++) {
-          if (across * down > this.cell * this.down && fits(across, down)) [this.cell, this.down] = [across, down];
-        }
+        for (let down = Math.max(1, Math.ceil(across * 0.7)); down <= across * 1.4; down++) shapes.push([across, down]);
       }
+      shapes.sort((a, b) => b[0] * b[1] - a[0] * a[1]);
+      const fits = (block, [across, down]) => Math.floor(block.w / across) * Math.floor((block.h - (block.labelled ? LABEL * ratio : 0)) / down) >= block.count;
+      const fitting = shapes.find((shape) => blocks.reduce((sum, block) => sum + (fits(block, shape) ? block.count : 0), 0) >= machines * FITTING) || [1, 1];
+      this.cell = fitting[0];
       for (const block of blocks) {
+        [block.cell, block.down] = fits(block, fitting) ? fitting : shapes.find((shape) => fits(block, shape)) || [1, 1];
         block.top = Math.round(block.y + (block.labelled ? LABEL * ratio : 0));
         block.left = Math.round(block.x);
-        block.across = Math.max(1, Math.floor(block.w / this.cell));
+        block.across = Math.max(1, Math.floor(block.w / block.cell));
       }
     }
 
@@ -163,11 +165,12 @@
     draw() {
       if (!this.map || !this.root.clientWidth) return;
       this.arrange();
-      const {canvas, cell, down, values, hits} = this, ratio = devicePixelRatio || 1;
+      const {canvas, values, hits} = this, ratio = devicePixelRatio || 1;
       const context = canvas.getContext("2d"), palette = this.palette();
       const image = context.createImageData(canvas.width, canvas.height);
-      const pixels = new Uint32Array(image.data.buffer), wide = canvas.width, side = cell > 3 ? cell - 1 : cell, tall = down > 3 ? down - 1 : down;
+      const pixels = new Uint32Array(image.data.buffer), wide = canvas.width, drawn = (size) => size > 3 ? size - 1 : size;
       for (const block of this.shown) {
+        const {cell, down} = block, side = drawn(cell), tall = drawn(down);
         let place = block.top * wide + block.left, column = 0;
         for (let index = block.first, end = index + block.count; index < end; index++) {
           const color = palette[values[index] + (hits && !hits[index] ? 256 : 0)];
@@ -197,6 +200,13 @@
         for (const block of zone.own) {
           if (block.labelled) write(block.group, block.x, block.y + ratio, block.w, `${11 * ratio}px ${sans}`, ink("--soft"));
         }
+      }
+      const own = this.chosenBlock();
+      if (own) {
+        const n = this.cursor - own.first;
+        context.lineWidth = 2 * ratio;
+        context.strokeStyle = ink("--focus");
+        context.strokeRect(own.left + n % own.across * own.cell - ratio, own.top + Math.floor(n / own.across) * own.down - ratio, drawn(own.cell) + 2 * ratio, drawn(own.down) + 2 * ratio);
       }
       this.describe();
       this.root.dataset.drawn = this.map.machines;
@@ -241,7 +251,7 @@
       const within = (box) => x >= box.x && x < box.x + box.w && y >= box.y && y < box.y + box.h;
       const zone = (this.zones || []).find(within), block = zone?.own.find(within);
       if (!block) return {zone};
-      const column = Math.floor((x - block.left) / this.cell), row = Math.floor((y - block.top) / this.down);
+      const column = Math.floor((x - block.left) / block.cell), row = Math.floor((y - block.top) / block.down);
       const n = row * block.across + column;
       const inside = column >= 0 && row >= 0 && column < block.across && n < block.count;
       return {zone, block, index: inside ? block.first + n : undefined};
@@ -271,10 +281,31 @@
       else if (zone) this.show({zone: zone.name});
     }
 
+    // The block with the machine that was chosen by keyboard.
+    chosenBlock() { return this.shown?.find(({first, count}) => this.cursor >= first && this.cursor < first + count); }
+
+    // The arrow keys go from machine to machine, Enter opens one, Escape shows the whole fleet.
+    key(event) {
+      const begun = this.chosenBlock(), ratio = devicePixelRatio || 1;
+      if (event.key === "Escape") this.show({});
+      if (event.key === "Enter" && begun) this.open(this.cursor);
+      const by = {ArrowLeft: -1, ArrowRight: 1, ArrowUp: -begun?.across, ArrowDown: begun?.across}[event.key];
+      if (by === undefined || !this.shown?.length) return;
+      event.preventDefault();
+      const before = this.cursor;
+      this.cursor = begun ? before + by : this.shown[0].first;
+      const block = this.chosenBlock() || begun;
+      if (!this.chosenBlock()) this.cursor = before;
+      const n = this.cursor - block.first;
+      this.draw();
+      this.point((block.left + (n % block.across + 0.4) * block.cell) / ratio, (block.top + (Math.floor(n / block.across) + 0.4) * block.down) / ratio);
+    }
+
     open(index) { location.href = "/machine?name=" + encodeURIComponent(this.names[index]); }
 
     show(focus) {
       this.focus = focus;
+      this.cursor = undefined;
       this.tip.hidden = true;
       this.draw();
     }

@@ -21,12 +21,64 @@
   }
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => dispatchEvent(new Event("muster-theme")));
 
-  // The search box, with its key.
+  const make = (tag, text, look = "") => Object.assign(document.createElement(tag), {textContent: text, className: look});
+
+  // Suggestions below an input: the arrow keys choose one, Enter takes it, Escape closes them.
+  const close = (input) => {
+    input.parentElement.querySelector(":scope > .words")?.remove();
+    for (const name of ["role", "aria-expanded", "aria-controls", "aria-activedescendant"]) input.removeAttribute(name);
+  };
+  const offer = (input, rows, take) => {  // rows: [words, hint, value]
+    close(input);
+    if (!rows.length) return;
+    const list = Object.assign(make("ul", "", "words"), {id: "words", role: "listbox", ariaLabel: "Suggestions"});
+    for (const [words, hint, value] of rows) {
+      const row = make("li", words);
+      Object.assign(row, {role: "option", id: "word-" + list.children.length});
+      if (hint) row.append(" ", make("span", hint, "hint"));
+      row.choose = () => { close(input); take(value); };
+      row.addEventListener("mousedown", (event) => { event.preventDefault(); row.choose(); });
+      list.append(row);
+    }
+    input.after(list);
+    if (!input.matches("input")) return;
+    Object.assign(input, {role: "combobox", ariaExpanded: "true"});
+    input.setAttribute("aria-controls", "words");
+  };
+  document.addEventListener("keydown", (event) => {
+    const list = event.target.parentElement?.querySelector(":scope > .words");
+    if (!list) return;
+    const rows = [...list.children], chosen = rows.findIndex((row) => row.ariaSelected === "true");
+    const step = {ArrowDown: 1, ArrowUp: -1}[event.key];
+    if (event.key === "Escape") close(event.target);
+    else if (event.key === "Enter" && chosen >= 0) rows[chosen].choose();
+    else if (step) {
+      const next = (chosen + step + rows.length + (chosen < 0 && step < 0)) % rows.length;
+      rows.forEach((row, n) => { row.ariaSelected = String(n === next); });
+      event.target.setAttribute("aria-activedescendant", rows[next].id);
+    } else return;
+    event.preventDefault();
+  });
+  document.addEventListener("focusout", ({target}) => { if (target.parentElement) close(target); });
+
+  // The search box, with its key. What is found is offered while a name is typed.
   const find = document.getElementById("find");
   document.addEventListener("keydown", (event) => {
     if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, textarea, select")) return;
     event.preventDefault();
     find?.select();
+  });
+  let finding = 0;
+  find?.addEventListener("input", () => {
+    clearTimeout(finding);
+    finding = setTimeout(async () => {
+      const text = find.value.trim();
+      if (text.length < 2) { close(find); return; }
+      const answer = await fetch("/api/v1/find?q=" + encodeURIComponent(text), {credentials: "same-origin"});
+      if (!answer.ok || find.value.trim() !== text || document.activeElement !== find) return;
+      const {items} = await answer.json();
+      offer(find, items.slice(0, 12).map(({name, kind, page}) => [name, kind, page]), (page) => { location.href = page; });
+    }, 200);
   });
 
   // On a narrow screen the menu starts closed.
@@ -43,16 +95,18 @@
   for (const log of document.querySelectorAll("details.log")) {
     const text = log.querySelector("pre"), most = 200000;
     let cursor = "", timer = 0;
+    let failure = "";
     const more = async () => {
       const query = cursor ? "cursor=" + encodeURIComponent(cursor) : "lines=200";
-      const answer = await fetch("/api/v1/resources/" + encodeURIComponent(log.dataset.name) + "/logs?" + query, {credentials: "same-origin"});
-      const part = await answer.json();
-      const follows = text.scrollTop + text.clientHeight >= text.scrollHeight - 8;
-      text.append(answer.ok ? part.text || (cursor ? "" : part.reason) : part.detail + "\n");
+      const address = "/api/v1/resources/" + encodeURIComponent(log.dataset.name) + "/logs?" + query;
+      const part = await fetch(address, {credentials: "same-origin"}).then((answer) => answer.json()).catch((error) => ({detail: error.message}));
+      const follows = text.scrollTop + text.clientHeight >= text.scrollHeight - 8, again = part.detail && part.detail === failure;
+      failure = part.detail || "";
+      if (!again) text.append(failure ? failure + "\n" : part.text || (cursor ? "" : part.reason));
       if (text.textContent.length > most) text.textContent = text.textContent.slice(-most);
       if (follows) text.scrollTop = text.scrollHeight;
       cursor = part.cursor || cursor;
-      if (log.open && answer.ok) timer = setTimeout(more, part.is_last ? 1000 : 0);
+      if (log.open) timer = setTimeout(more, failure ? 5000 : part.is_last ? 1000 : 0);
     };
     log.addEventListener("toggle", () => { clearTimeout(timer); if (log.open) more(); });
   }
@@ -60,37 +114,35 @@
   // Completion of predicates: the attributes that a field names, and those that are listed on the page.
   document.addEventListener("input", ({target}) => {
     if (!target.dataset.words) return;
-    const field = target.closest(".field");
-    field.querySelector(".words")?.remove();
-    const word = /[\w.]+$/.exec(target.value.slice(0, target.selectionStart))?.[0];
-    if (!word) return;
+    const word = /[\w.]+$/.exec(target.value.slice(0, target.selectionStart))?.[0] || "";
     const listed = [...document.querySelectorAll("[data-word]")].map((one) => one.dataset.word);
     const known = [...new Set([...target.dataset.words.split(" "), ...listed])];
-    const fitting = known.filter((one) => one !== word && one.toLowerCase().startsWith(word.toLowerCase())).slice(0, 8);
-    if (!fitting.length) return;
-    const list = Object.assign(document.createElement("ul"), {className: "words"});
-    list.setAttribute("role", "listbox");
-    list.append(...fitting.map((one) => Object.assign(document.createElement("li"), {role: "option", textContent: one})));
-    list.addEventListener("mousedown", (event) => { event.preventDefault(); complete(target, event.target.textContent); });
-    field.append(list);
+    const fitting = known.filter((one) => word && one !== word && one.toLowerCase().startsWith(word.toLowerCase())).slice(0, 8);
+    offer(target, fitting.map((one) => [one, "", one]), (chosen) => {
+      const at = target.selectionStart, begun = /[\w.]*$/.exec(target.value.slice(0, at))[0];
+      target.setRangeText(chosen, at - begun.length, at, "end");
+    });
   });
-  const complete = (input, word) => {
-    const at = input.selectionStart, begun = /[\w.]*$/.exec(input.value.slice(0, at))[0];
-    input.setRangeText(word, at - begun.length, at, "end");
-    input.closest(".field").querySelector(".words")?.remove();
+
+  // A manifest is checked while it is written.
+  let checking = 0;
+  const check = async (editor) => {
+    const manifest = editor.elements.manifest.value, status = editor.querySelector("[role=status]");
+    const headers = {"Content-Type": "application/json", "X-CSRF-Token": editor.elements.form.value};
+    const answer = manifest.trim() && await fetch("/api/v1/plans", {method: "POST", headers, credentials: "same-origin", body: JSON.stringify({manifest})});
+    const plan = answer && await answer.json();
+    if (editor.elements.manifest.value !== manifest) return;
+    const counts = {};
+    for (const {act} of plan?.items || []) counts[act] = (counts[act] || 0) + 1;
+    const words = Object.entries(counts).map(([act, count]) => `${act} ${count}`).join(", ");
+    status.textContent = !answer ? "" : answer.ok ? `Valid: ${words || "nothing changes"}.` : [plan.detail, plan.hint].filter(Boolean).join(" (") + (plan.hint ? ")" : "");
+    status.className = answer && !answer.ok ? "hint bad" : "hint";
   };
-  document.addEventListener("keydown", (event) => {
-    const list = event.target.dataset?.words && event.target.closest(".field").querySelector(".words");
-    if (!list) return;
-    const rows = [...list.children], chosen = rows.findIndex((row) => row.ariaSelected === "true");
-    const step = {ArrowDown: 1, ArrowUp: -1}[event.key];
-    if (event.key === "Escape") list.remove();
-    else if (event.key === "Enter" && chosen >= 0) complete(event.target, rows[chosen].textContent);
-    else if (step) rows.forEach((row, n) => { row.ariaSelected = String(n === (chosen + step + rows.length) % rows.length); });
-    else return;
-    event.preventDefault();
+  document.addEventListener("input", ({target}) => {
+    const editor = target.closest("form.editor");
+    clearTimeout(checking);
+    if (editor) checking = setTimeout(check, 400, editor);
   });
-  document.addEventListener("focusout", (event) => { event.target.closest?.(".field")?.querySelector(".words")?.remove(); });
 
   const address = document.body.dataset.live;
   if (!address || !state) return;

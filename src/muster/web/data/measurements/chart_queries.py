@@ -14,18 +14,20 @@ from muster.core.reports import columns
 from muster.manage import operations
 from muster.web.auth import sessions
 from muster.web.data import dispatcher_calls, history_reader
-from muster.web.data.measurements import alert_spans, charts, latest_reports, samples
+from muster.web.data.measurements import alert_spans, charts, latest_reports, recent_reports, samples
 from muster.web.data.measurements.charts import Row
 
 if TYPE_CHECKING:
     from muster.web.data import read_model
 
 STEP_S_MIN = 5.0  # of the mean of many machines: shorter than most reporting periods, it would be uneven
+REPORTS_KEPT_S = 1.0
 AGES_STEP_S = 10  # within a second a single batch may arrive
-SAMPLED = ("channel", "queue", "node")
+SAMPLED = ("channel", "queue", "node", "broker")
 MEMBERS = ("fleet", "group", "zone")
 SCOPES = {"fleet": "system", "group": "group", "zone": "zone", "machine": "node"}
 METRICS_MAX = 16  # charts of a thing
+OWN_AGENT, OWN_MACHINE = "local", "sensor"  # of the machine of the domain; elsewhere both have one name
 BATCHES = {"batch_s": "batch", "rows_s": "reports", "lag_s": "age of the newest"}
 KINDS = (
     *("fleet", "group", "zone", "machine", "service", "resource"),
@@ -94,8 +96,6 @@ class ChartQueries:
                 return await self._charted_machine(name)
             case "resource":
                 return await self._charted_resource(name)
-            case "broker":
-                names = {broker.name: ["messages"] for broker in await self._feed.brokers()}
             case "domain":
                 names[""] = ["age", "messages"]
             case "pipeline":
@@ -126,7 +126,7 @@ class ChartQueries:
         """Its machine, if it is not measured itself."""
         details: Any = await self._source.read(operations.DESCRIBE, name=name)
         machine = await self.machine_of(details.agent)
-        own = sorted(await asyncio.to_thread(self._feed.recent.service, machine, name))
+        own = sorted((await self._reports(machine)).service(name))
         if own:
             return [charts.ChartedThing(kind="resource", name=name, metrics=own)]
         if await self._feed.machines.node(machine) is None:
@@ -158,9 +158,15 @@ class ChartQueries:
 
     # Machines
 
+    async def _reports(self, machine: str) -> recent_reports.MachineReports:
+        """Those in memory: read once for all charts of the machine's page."""
+        of_machine = self._feed.recent.of_machine
+        return await self._feed.cache.get(
+            ("reports", machine), "charts", REPORTS_KEPT_S, lambda: asyncio.to_thread(of_machine, machine)
+        )
+
     async def _machine(self, name: str, metric: str, from_s: float, to_s: float, _: float) -> list[Row]:
-        recent = self._feed.recent
-        rows = await asyncio.to_thread(recent.machine, name, metric)
+        rows = (await self._reports(name)).metric(metric)
         before_s = rows[0][0] if rows else (to_s // 60 + 1) * 60  # the same for a minute: it is cached
         if from_s >= before_s - STEP_S_MIN:
             return rows
@@ -170,8 +176,7 @@ class ChartQueries:
 
     async def _service(self, name: str, metric: str, *_: float) -> list[Row]:
         machine, _slash, service = name.partition("/")
-        rows = await asyncio.to_thread(self._feed.recent.service, machine, service)
-        return rows.get(metric, [])
+        return (await self._reports(machine)).service(service).get(metric, [])
 
     async def _members(self, scope: str, name: str, metric: str, from_s: float, step_s: float) -> list[Row]:
         recent = self._feed.recent
@@ -192,23 +197,14 @@ class ChartQueries:
     # The domain
 
     async def _domain(self, _: str, metric: str, *__: float) -> list[Row]:
-        match metric:
-            case "messages":
-                return [
-                    (at_s, {way: _total(rates, f" {way}") for way in ("in", "out")})
-                    for at_s, rates in self._feed.load
-                ]
-            case "age":
-                seconds = latest_reports.merged(self._feed.machines.seconds(), AGES_STEP_S)
-                return [(second.at_s, {"median": second.p50_s, "oldest": second.max_s}) for second in seconds]
-        raise _no_metric(metric)
-
-    async def _broker(self, name: str, metric: str, *_: float) -> list[Row]:
-        if metric != "messages":
-            raise _no_metric(metric)
+        if metric != "age":
+            return self._feed.samples.rows("domain", "", metric)
+        seconds = latest_reports.merged(self._feed.machines.seconds(), AGES_STEP_S)
+        complete_s = time.time() - AGES_STEP_S
         return [
-            (at_s, {way: rates.get(f"{name} {way}") for way in ("in", "out")})
-            for at_s, rates in self._feed.load
+            (second.at_s, {"median": second.p50_s, "oldest": second.max_s})
+            for second in seconds
+            if second.at_s <= complete_s
         ]
 
     async def _pipeline(self, _: str, metric: str, *__: float) -> list[Row]:
@@ -219,12 +215,12 @@ class ChartQueries:
         ]
 
     async def _context_history(self, person: sessions.LoginSession, key: str, metric: str) -> list[Row]:
-        """The versions of a context, or its values if they are numbers."""
+        """The number of changes of a context, or its values if they are numbers."""
         page = await self._source.inform.context_history(person, key, after=0, limit=None)
         rows: list[Row] = []
-        for change in page.items:
+        for number, change in enumerate(page.items, 1):
             try:
-                value = float(change.version if metric == "version" else change.value or "nan")
+                value = float(number if metric == "changes" else change.value or "nan")
             except ValueError:
                 continue
             rows.append((clock.wall_ms_of(change.stamp) / 1000, {metric: value}))
@@ -239,17 +235,18 @@ class ChartQueries:
     async def machine_of(self, agent: str) -> str:
         """The machine that reports for an agent."""
         known = await self._feed.machines.node(agent)
-        return agent if known is not None else "sensor" if agent == "local" else agent
+        return OWN_MACHINE if known is None and agent == OWN_AGENT else agent
+
+
+def agents_of(machine: str) -> tuple[str, ...]:
+    """The agents that may run on a machine."""
+    return (machine, OWN_AGENT) if machine == OWN_MACHINE else (machine,)
 
 
 def _ordered(measured: Iterable[str], standard: Iterable[str]) -> list[str]:
     """The metrics specific to this fleet, and the standard ones that are measured."""
     names = set(measured)
     return [*sorted(names - {*columns.STANDARD_METRICS}), *(name for name in standard if name in names)]
-
-
-def _total(rates: dict[str, float], ending: str) -> float:
-    return sum(rate for name, rate in rates.items() if name.endswith(ending))
 
 
 def _no_metric(metric: str) -> errors.NotFound:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import collections
 import itertools
-import statistics
 import threading
 import time
 from collections.abc import Sequence
@@ -49,7 +48,7 @@ def rate(counts: Sequence[tuple[float, int]], now_s: float) -> float:
 
 
 def merged(seconds: Sequence[ArrivalSecond], step_s: int) -> list[ArrivalSecond]:
-    """The statistics of longer intervals: the middle one of the medians, and the largest age."""
+    """The statistics of longer intervals: the median of the medians, and the largest age."""
     intervals: dict[int, list[ArrivalSecond]] = {}
     for second in seconds:
         intervals.setdefault(second.at_s // step_s * step_s, []).append(second)
@@ -57,11 +56,21 @@ def merged(seconds: Sequence[ArrivalSecond], step_s: int) -> list[ArrivalSecond]
         ArrivalSecond(
             at_s,
             sum(second.rows for second in inside),
-            statistics.median(second.p50_s for second in inside),
+            _weighted_median(inside),
             max(second.max_s for second in inside),
         )
         for at_s, inside in intervals.items()
     ]
+
+
+def _weighted_median(seconds: Sequence[ArrivalSecond]) -> float:
+    """The median of the medians, each as often as it has rows."""
+    half, ordered = (
+        sum(second.rows for second in seconds) / 2,
+        sorted(seconds, key=lambda second: second.p50_s),
+    )
+    below = itertools.accumulate(second.rows for second in ordered)
+    return next(second.p50_s for second, rows in zip(ordered, below, strict=True) if rows >= half)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,37 @@ KEPT = ("machine", "group", "zone", "reported_at", *columns.STANDARD_METRICS, co
 Floats = npt.NDArray[np.float64]
 
 
+class MachineReports:
+    """The reports of one machine: few rows, of which all its charts are made."""
+
+    def __init__(self, tables: list[pa.Table]) -> None:
+        self._tables = tables
+
+    def metric(self, name: str) -> list[Row]:
+        rows: list[Row] = []
+        for table in self._tables:
+            values = metric_values(table, name).tolist()
+            rows += [
+                (at_s, {name: None if np.isnan(value) else value})
+                for at_s, value in zip(times_s(table).tolist(), values, strict=True)
+            ]
+        return sorted(rows, key=_time)
+
+    def service(self, name: str) -> dict[str, list[Row]]:
+        """All metrics of a service, by their names."""
+        rows: dict[str, list[Row]] = {}
+        for table in self._tables:
+            if "services" not in table.column_names:
+                continue
+            reported = zip(times_s(table).tolist(), table.column("services").to_pylist(), strict=True)
+            for at_s, services in reported:
+                for service in services or ():
+                    if service["name"] == name:
+                        for metric, value in service["metrics"] or ():
+                            rows.setdefault(metric, []).append((at_s, {metric: value}))
+        return {metric: sorted(points, key=_time) for metric, points in rows.items()}
+
+
 class KeptReports:
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self._max = bytes_max
@@ -60,31 +91,9 @@ class KeptReports:
         with self._lock:
             return [*(table for table, _ in self._chunks), *self._pending]
 
-    def machine(self, name: str, metric: str) -> list[Row]:
-        rows: list[Row] = []
-        for table in self._tables():
-            own = table.filter(pc.equal(table.column("machine"), name))
-            if own.num_rows:
-                values = metric_values(own, metric)
-                rows += [
-                    (at_s, {metric: None if np.isnan(value) else float(value)})
-                    for at_s, value in zip(times_s(own).tolist(), values.tolist(), strict=True)
-                ]
-        return sorted(rows, key=_time)
-
-    def service(self, machine: str, name: str) -> dict[str, list[Row]]:
-        """All metrics of a service, by their names."""
-        rows: dict[str, list[Row]] = {}
-        for table in self._tables():
-            if "services" not in table.column_names:
-                continue
-            own = table.filter(pc.equal(table.column("machine"), machine))
-            for at_s, services in zip(times_s(own).tolist(), own.column("services").to_pylist(), strict=True):
-                for service in services or ():
-                    if service["name"] == name:
-                        for metric, value in service["metrics"] or ():
-                            rows.setdefault(metric, []).append((at_s, {metric: value}))
-        return {metric: sorted(points, key=_time) for metric, points in rows.items()}
+    def of_machine(self, name: str) -> MachineReports:
+        found = [table.filter(pc.equal(table.column("machine"), name)) for table in self._tables()]
+        return MachineReports([table for table in found if table.num_rows])
 
     def members(self, column: str, name: str, metric: str, from_s: float, step_s: float) -> list[Row]:
         """Mean and 95 % of a metric over the machines of a group or zone, or of all, in steps."""
@@ -118,7 +127,7 @@ def times_s(table: pa.Table) -> Floats:
 
 def metric_values(table: pa.Table, metric: str) -> Floats:
     """The values of a metric, standard or not; nan where a report has none."""
-    if metric in table.column_names:
+    if metric in columns.STANDARD_METRICS:
         column = table.column(metric)
         made: Floats = column.to_numpy() if column.null_count == 0 else column.fill_null(np.nan).to_numpy()
         return np.asarray(made, np.float64)

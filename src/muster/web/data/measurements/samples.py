@@ -1,9 +1,10 @@
-"""Measurements of the last half hour that no report has: of queues, channels and information nodes. Pure."""
+"""Measurements of the last half hour that are in no report: of queues, channels, brokers and nodes. Pure."""
 
 from __future__ import annotations
 
 import collections
 
+from muster.core import errors
 from muster.web.data.measurements.charts import Row
 
 KEPT = 360
@@ -14,6 +15,8 @@ LINES = {
     ("queue", "depth"): ("waiting", "in flight"),
     ("queue", "rates"): ("in", "out"),
     ("channel", "reports"): ("reports", "dropped"),
+    ("broker", "messages"): ("in", "out"),
+    ("domain", "messages"): ("in", "out"),
     ("node", "contexts"): ("permanent", "temporary"),
     ("node", "rates"): ("messages",),
 }
@@ -36,7 +39,9 @@ class SampleLog:
                 del named[name]
 
     def rows(self, kind: str, name: str, metric: str) -> list[Row]:
-        lines = LINES.get((kind, metric), ())
+        lines = LINES.get((kind, metric))
+        if lines is None:
+            raise errors.NotFound(f"there is no chart of {metric!r}")
         return [
             (at_s, {line: values.get(line) for line in lines})
             for at_s, values in self._kept.get(kind, {}).get(name, ())

@@ -142,9 +142,10 @@ def machines(request: page.PageRequest) -> page.DashboardPage:
 
     async def system() -> page.Values:
         try:
-            return {"report": await request.get("/reports/system", past=reports.NOW)}
+            report = await request.get("/reports/system", past=reports.NOW)
         except errors.NotFound:
             return {"report": None}
+        return {"report": report, "states_now": (await request.get("/overview")).machines.states}
 
     return page.DashboardPage(
         "Machines",
@@ -183,7 +184,10 @@ def _members(request: page.PageRequest, kind: str) -> page.DashboardPage:
 
     async def report() -> page.Values:
         past = {"past": reports.NOW} if kind == "group" else {}
-        return {"report": await request.get(f"/reports/{kind}s/{{name:path}}", name=name, **past)}
+        made = await request.get(f"/reports/{kind}s/{{name:path}}", name=name, **past)
+        groups = await request.get("/reports/groups") if kind == "group" else ()
+        # Not those of the report, which counts each report of its window.
+        return {"report": made, "states_now": next((row.states for row in groups if row.group == name), {})}
 
     async def measured() -> Sequence[plots.Plot]:
         return await plots.charted(request, kind, name)

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from muster.bus import api
 from muster.core import messages
 from muster.notify import client as notify
 from muster.pipeline import protocol
 from muster.trust.permissions import roles
+from muster.web.data import event_log
 from tests.loop import test_reactions
 from tests.web import conftest
 from tests.web.conftest import Api, wait_until
@@ -18,6 +20,32 @@ RESPONSES = (
     "responses: [{alert: infected, event: command, content: {operation: restart}, "
     "to: \"application = 'shop'\"}]"
 )
+
+
+def change(number: int) -> bytes:
+    return messages.encode(test_reactions.alert(number))
+
+
+async def test_the_tail_of_a_stream_reads_each_message_once(bus, monkeypatch):
+    monkeypatch.setattr(event_log, "SEARCHED", 3)
+    tail = event_log.StreamTail("log", messages.Alert)
+    assert await tail.read(bus) == []
+    stream = await bus.stream(api.StreamSettings("log", ("log.>",)))
+    decoded = []
+    whole = messages.decode
+    monkeypatch.setattr(messages, "decode", lambda data, kind: decoded.append(1) or whole(data, kind))
+    for number in range(1, 3):
+        await stream.publish("log.a", change(number))
+    assert [place for place, _ in await tail.read(bus)] == [1, 2]
+    await stream.publish("log.a", b"no alert")
+    for number in range(4, 6):
+        await stream.publish("log.a", change(number))
+    assert [place for place, _ in await tail.read(bus)] == [4, 5]
+    assert [place for place, _ in await tail.read(bus)] == [4, 5]
+    assert len(decoded) == 5
+    monkeypatch.setattr(event_log, "BYTES_MAX", len(change(1)) + 1)
+    await stream.publish("log.a", change(6))
+    assert [place for place, _ in await tail.read(bus)] == [6]
 
 
 @pytest.mark.timeout(300)

@@ -81,11 +81,7 @@ def furnished(lab: Any) -> Any:
 async def serious(page: Any, options: dict[str, Any] | None = None) -> list[str]:
     """The violations of accessibility rules."""
     actual = (await Axe().run(page, options=options)).response["violations"]
-    return [
-        f"{row['id']}: {node['html'][:200]}"
-        for row in actual
-        for node in row["nodes"][:3]
-    ]
+    return [f"{row['id']}: {node['html'][:200]}" for row in actual for node in row["nodes"][:3]]
 
 
 async def test_a_page_about_nothing_is_not_found(furnished, visit):

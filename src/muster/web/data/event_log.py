@@ -6,10 +6,11 @@ the alert that it answers, and reactions the id of an operation from the event. 
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import re
-from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound=messages.WireMessage)
 SEARCHED = 5_000  # messages of a stream, the newest ones
+BYTES_MAX = 32 << 20  # of these messages: those about events name their receivers
 NAMES_MAX = 200
 KEPT_S, ALERTS_KEPT_S = 3.0, 10.0
 DECIDED = subjects.log_subject(protocol.PART, "history", "decision")
@@ -152,6 +154,9 @@ class EventHistory:
 
     def __init__(self, source: read_model.ReadModel) -> None:
         self._feed = source.feed
+        self._decided = StreamTail(protocol.STREAM_HISTORY, protocol.DecisionRecord, DECIDED)
+        self._matched = StreamTail(protocol.STREAM_MATCHES, protocol.MatchRecord)
+        self._alerts = StreamTail(pipeline_protocol.ALERTS_STREAM, messages.Alert)
 
     async def events(self, person: sessions.LoginSession) -> list[Decided]:
         """The latest events, the newest first, each with what the notifiers decided."""
@@ -159,8 +164,7 @@ class EventHistory:
         async def read() -> list[Decided]:
             decided: dict[str, list[protocol.DecisionRecord]] = {}
             bus = await self._feed.link.as_person(person.name, roles.Role.OPERATOR)
-            newest = _newest(bus, protocol.STREAM_HISTORY, protocol.DecisionRecord, DECIDED)
-            async for _, record in newest:
+            for _, record in await self._decided.read(bus):
                 decided.setdefault(record.event.id, []).append(record)
             return list(reversed(decided.values()))
 
@@ -201,11 +205,9 @@ class EventHistory:
     async def alert_log(self) -> list[Numbered]:
         """The latest changes of alerts with their places in the stream, oldest first."""
 
-        async def read() -> list[Numbered]:
-            newest = _newest(self._feed.link.bus, pipeline_protocol.ALERTS_STREAM, messages.Alert)
-            return [numbered async for numbered in newest]
-
-        return await self._feed.cache.get("alert log", "alerts", ALERTS_KEPT_S, read)
+        return await self._feed.cache.get(
+            "alert log", "alerts", ALERTS_KEPT_S, lambda: self._alerts.read(self._feed.link.bus)
+        )
 
     async def _waiting(
         self, person: sessions.LoginSession, decided: Decided, names: Sequence[str]
@@ -218,7 +220,7 @@ class EventHistory:
         if state.first_sequence > sequence or not state.messages:
             return []
         acknowledged: set[str] = set()
-        async for _, record in _newest(bus, protocol.STREAM_MATCHES, protocol.MatchRecord):
+        for _, record in await self._matched.read(bus):
             acknowledged.update(record.acked.get(sequence, ()))
         return [name for name in names if name not in acknowledged][:NAMES_MAX]
 
@@ -231,18 +233,36 @@ def _changes_of(log: Sequence[Numbered], rule: str, about: str, since: int = 0) 
     ]
 
 
-async def _newest(
-    bus: api.Bus, name: str, kind: type[M], subject: str | None = None
-) -> AsyncIterator[tuple[int, M]]:
-    """The newest messages of a stream that are of this type, with their places; none if it does not exist."""
-    try:
-        stream = await bus.open_stream(name)
-    except errors.NotFound:
-        return
-    state = await stream.state()
-    if not state.messages:
-        return
-    first = max(state.first_sequence, state.last_sequence - SEARCHED + 1)
-    async for stored in stream.read(first, state.last_sequence, subject=subject, gaps=True):
-        with contextlib.suppress(errors.MusterError):
-            yield stored.sequence, messages.decode(stored.data, kind)
+class StreamTail(Generic[M]):
+    """The newest messages of a stream that are of a type, with their places. Each is read once: a page that
+    is open while they change would read them all every few seconds."""
+
+    def __init__(self, name: str, kind: type[M], subject: str | None = None) -> None:
+        self._name, self._kind, self._subject = name, kind, subject
+        self._kept: collections.deque[tuple[int, M, int]] = collections.deque()  # place, message, bytes
+        self._next = 1
+
+    async def read(self, bus: api.Bus) -> list[tuple[int, M]]:
+        """None if the stream does not exist."""
+        try:
+            stream = await bus.open_stream(self._name)
+        except errors.NotFound:
+            return []
+        state = await stream.state()
+        newest = state.last_sequence
+        if newest < self._next - 1:  # another stream
+            self._kept.clear()
+            self._next = 1
+        kept, first = self._kept.copy(), max(state.first_sequence, newest - SEARCHED + 1, self._next)
+        size = sum(item[2] for item in kept)
+        if state.messages and first <= newest:
+            async for stored in stream.read(first, newest, subject=self._subject, gaps=True):
+                with contextlib.suppress(errors.MusterError):
+                    message = messages.decode(stored.data, self._kind)
+                    kept.append((stored.sequence, message, len(stored.data)))
+                    size += len(stored.data)
+                while kept and (size > BYTES_MAX or kept[0][0] <= newest - SEARCHED):
+                    size -= kept.popleft()[2]
+        if newest >= self._next:  # another read may have ended meanwhile, and have more
+            self._kept, self._next = kept, newest + 1
+        return [(place, message) for place, message, _ in kept]

@@ -25,7 +25,7 @@ TEMPLATE = "resources.html"
 YAML: dict[str, Any] = {"sort_keys": False, "allow_unicode": True}
 DERIVED = ("digest", "template", "index")  # of a specification, not of its entry
 STEPS_SHOWN = 200
-STEP_LOOKS = {"done": "good", "running": "busy", "failed": "bad", "unreachable": "warn", "in-doubt": "warn"}
+STEP_LOOKS = {"done": "good", "running": "busy", "failed": "bad", "pending": "calm"}  # others as elsewhere
 WORST = "failed unreachable in-doubt running pending done skipped"  # states of steps, the worst first
 WORDS = ("name", "type", "group", "agent", "state", "manager", "desired", "labels.", "facts.")
 
@@ -121,7 +121,13 @@ def rollout(request: page.PageRequest) -> page.DashboardPage:
         listed = sorted(await request.get("/rollouts/{id}/steps", id=id), key=lambda step: step.wave)
         waves = [(wave, list(inside)) for wave, inside in itertools.groupby(listed, lambda step: step.wave)]
         worst = sorted(listed, key=lambda step: (WORST.find(step.state), step.wave, step.name))
-        return {"waves": waves, "steps": worst[:STEPS_SHOWN], "hidden": len(listed) - STEPS_SHOWN}
+        columns = ("name", "state", "reason", "result")
+        return {
+            "waves": waves,
+            "steps": worst[:STEPS_SHOWN],
+            "hidden": len(listed) - STEPS_SHOWN,
+            "columns": columns if len(waves) < 2 else ("wave", *columns),
+        }
 
     async def changes() -> page.Values:
         (row,) = (await own())["rollouts"]

@@ -143,7 +143,7 @@ def rollout(request: page.PageRequest) -> page.DashboardPage:
         f"Rollout {id}",
         TEMPLATE,
         (
-            page.PageSection("rollouts", "", own, ("manage",), 2.0),
+            page.PageSection("rollouts", "Progress", own, ("manage",), 2.0),
             page.PageSection("waves", "Waves", steps, ("manage",), 2.0),
             page.PageSection("changed", "What it changes", changes, ("manage",), 30.0),
             page.PageSection("steps", "Resources", steps, ("manage",), 2.0),

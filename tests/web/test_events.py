@@ -31,9 +31,14 @@ async def test_the_tail_of_a_stream_reads_each_message_once(bus, monkeypatch):
     tail = event_log.StreamTail("log", messages.Alert)
     assert await tail.read(bus) == []
     stream = await bus.stream(api.StreamSettings("log", ("log.>",)))
-    decoded = []
+    decoded: list[bytes] = []
     whole = messages.decode
-    monkeypatch.setattr(messages, "decode", lambda data, kind: decoded.append(1) or whole(data, kind))
+
+    def counted(data: bytes, kind: Any) -> Any:
+        decoded.append(data)
+        return whole(data, kind)
+
+    monkeypatch.setattr(messages, "decode", counted)
     for number in range(1, 3):
         await stream.publish("log.a", change(number))
     assert [place for place, _ in await tail.read(bus)] == [1, 2]

@@ -194,6 +194,19 @@ def test_a_taken_port_is_named_also_when_detached(fresh):
             assert "hint: " in answer.err
 
 
+def test_down_says_what_it_waits_for(fresh: Path):
+    assert driver.run("up", "--detach", home=fresh).code == 0
+    pages = json.loads(driver.run("status", "-o", "json", home=fresh).out)["pages"]
+    (manager,) = [page["pid"] for page in pages if page["process"] == "manager-1"]
+    os.kill(manager, signal.SIGSTOP)
+    answer = driver.run("down", "--timeout", "4s", home=fresh)
+    with contextlib.suppress(ProcessLookupError):  # it was killed, because it did not stop
+        os.kill(manager, signal.SIGCONT)
+    assert driver.run("down", home=fresh).code == 0
+    assert answer.code == errors.TimedOut.exit_code
+    assert "did not stop within 4 s: it waits for " in answer.err
+
+
 def test_a_home_that_cannot_be_written(tmp_path):
     file = tmp_path / "file"
     file.touch()

@@ -283,6 +283,9 @@ class Domain:
 
     async def status(self) -> dict[str, Any]:
         """The complete status as plain values."""
+        if self.state is DomainState.STOPPING:  # components cannot be asked any more
+            waits_for = self._group.last_begun or "brokers"
+            return {"state": self.state.value, "ready": False, "reason": f"it waits for {waits_for}"}
         health_by_name = self._group.health()
         status: dict[str, Any] = {
             "state": self.state.value,

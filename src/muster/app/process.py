@@ -15,6 +15,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -25,6 +26,7 @@ from muster.core import errors
 
 FORCED = 130
 STOP_S = 15.0
+LOOK_S = 1.0
 ERRORS_NAME = "domain.err"
 _STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP: the terminal was closed
 
@@ -130,8 +132,16 @@ class StartFailed(errors.MusterError):
         self.exit_code = exit_code
 
 
-def stop(folder: home.DomainFolder, *, timeout_s: float, force: bool = False) -> bool:
-    """Request the process of this domain to stop, and wait for its end; False if none runs."""
+def stop(
+    folder: home.DomainFolder,
+    *,
+    timeout_s: float,
+    force: bool = False,
+    waits_for: Callable[[], str] = lambda: "",
+) -> bool:
+    """Request the process of this domain to stop, and wait for its end; False if none runs. ``waits_for`` is
+    called every second until then, and returns what the process waits for.
+    """
     pid = folder.holder()
     if pid is None:
         return False
@@ -143,11 +153,14 @@ def stop(folder: home.DomainFolder, *, timeout_s: float, force: bool = False) ->
         if folder.holder() != pid:  # it ended, and the pid may have been reused
             return False
         signal.pidfd_send_signal(process, signal.SIGKILL if force else signal.SIGTERM)
-        if not select.select([process], [], [], timeout_s)[0]:
-            raise errors.TimedOut(
-                f"process {pid} did not stop within {timeout_s:g} s",
-                hint="wait longer with --timeout, or end it at once with --force",
-            )
+        deadline, reason = time.monotonic() + timeout_s, ""
+        while not select.select([process], [], [], max(0, min(LOOK_S, deadline - time.monotonic())))[0]:
+            if time.monotonic() >= deadline:
+                raise errors.TimedOut(
+                    f"process {pid} did not stop within {timeout_s:g} s" + (f": {reason}" if reason else ""),
+                    hint="wait longer with --timeout, or end it at once with --force",
+                )
+            reason = waits_for() or reason
         return True
     finally:
         os.close(process)

@@ -170,6 +170,11 @@ class ComponentGroup:
             self._on_failure(self._members[name], error)
         self._begun.remove(name)
 
+    @property
+    def last_begun(self) -> str:
+        """The component that a stop of the group waits for; empty after the last one."""
+        return self._begun[-1] if self._begun else ""
+
     def health(self) -> dict[str, ComponentHealth]:
         return {name: self._health_of(name) for name in self._order}
 

@@ -249,12 +249,22 @@ def down(invocation: command.Invocation, timeout_s: float, force: bool) -> None:
     """
     from muster.app import home, process
     from muster.app.operations import running_resources
+    from muster.cli.domain import status
 
     settings = config.load(invocation)
     folder = home.DomainFolder(settings.domain.folder)
-    with invocation.printer.waiting(f"stopping the domain {settings.domain.name}"):
-        stopped = process.stop(folder, timeout_s=timeout_s, force=force)
     name = settings.domain.name
+    running = folder.running()
+    with invocation.printer.progress(f"stopping the domain {name}") as tell:
+
+        def waits_for() -> str:
+            page = command.run(status.fetch(running.health_url)) if running and running.health_url else {}
+            reason = page.get("reason", "")
+            tell(reason, None)
+            return reason if page.get("state") == "stopping" else ""
+
+        tell("", None)
+        stopped = process.stop(folder, timeout_s=timeout_s, force=force, waits_for=waits_for)
     left = running_resources.find(folder.agent)
     shown = ", ".join([*left[:LEFT_SHOWN], *(["…"] if len(left) > LEFT_SHOWN else [])])
     invocation.printer.done(

@@ -345,6 +345,27 @@ async def test_a_trimmed_log_has_all_contexts(start_node, inform, tmp_path, monk
     assert (await inform.put("old", b"new", expected_version=kept.contexts[-1].version)).version
 
 
+async def test_another_node_trims_the_log_if_the_first_cannot_write_its_view(
+    start_node, inform, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(maintenance, "TRIM_BYTES_MIN", 100_000)
+    monkeypatch.setattr(page_order, "WINDOW", 20)
+    monkeypatch.setattr(node_node, "TRIM_S", 0.1)
+    full, other = [
+        await start_node(name, view=tmp_path / f"{name}.db", max_bytes=2_000_000) for name in ("n1", "n2")
+    ]
+    await eventually(lambda: full.directory.nodes == ["n2"])
+    await full.records.view._run(lambda db: db.execute("PRAGMA query_only = ON"))
+    for number in range(600):
+        await inform.put(f"k{number % 5}", b"%d" % number * 1_000)
+    await eventually(lambda: full.view_failure is not None)
+
+    async def is_trimmed() -> bool:
+        return (await other.log.state()).first_sequence > 100
+
+    await eventually(is_trimmed, timeout_s=30)
+
+
 @pytest.mark.parametrize("is_superseded", [False, True])
 async def test_a_view_of_another_log_is_not_loaded(start_node, inform, connect, tmp_path, is_superseded):
     """The log was restored from a backup, and has gone on beyond the view's position with other records."""

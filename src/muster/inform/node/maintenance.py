@@ -8,6 +8,7 @@ every peer has the full time to send something.
 from __future__ import annotations
 
 import asyncio
+import bisect
 import contextlib
 import dataclasses
 import heapq
@@ -308,14 +309,14 @@ class NodeMaintenance:
     # Trimming.
 
     async def trim(self) -> None:
-        """As the first of the live nodes: write the oldest live records again, remove what is before them.
+        """Write the oldest live records again, remove what is before them.
 
-        So the log is at most `TRIM_FACTOR` times as large as what is live, and smaller near its budget. A
-        record that is written again counts like any other: not if the context has changed meanwhile.
+        So the log is at most `TRIM_FACTOR` times as large as what is live, and smaller near its budget. The
+        first of the live nodes does it; the next ones when the log is larger, because that one cannot: its
+        disk may be full. A record that is written again counts like any other: not if the context has changed
+        meanwhile.
         """
-        view = self.records.view
-        if self.directory.nodes and self.directory.nodes[0] < self.node:
-            return
+        view, rank = self.records.view, bisect.bisect(self.directory.nodes, self.node)
         log = await self.log.state()
         if log.bytes < max(self._trim_bytes, self.trim_bytes_min):
             return
@@ -324,6 +325,7 @@ class NodeMaintenance:
         live_bytes = await view.live_bytes()
         room = int(self.log.max_bytes * (1 - access.LOG_RESERVED))
         most = min(TRIM_FACTOR * live_bytes, (live_bytes + room) // 2)
+        most += (room - most) * rank // (rank + 2)
         self._trim_bytes = max(self.trim_bytes_min, most)
         oldest = await view.oldest(TRIM_RECORDS, TRIM_BYTES)
         first = min([entry.sequence for entry in oldest[:1]] + [saved.position]) - page_order.WINDOW

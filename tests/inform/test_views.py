@@ -361,7 +361,7 @@ async def test_another_node_trims_the_log_if_the_first_cannot_write_its_view(
     await eventually(lambda: full.view_failure is not None)
 
     async def is_trimmed() -> bool:
-        return (await other.log.state()).first_sequence > 100
+        return bool((await other.log.state()).first_sequence > 100)
 
     await eventually(is_trimmed, timeout_s=30)
 

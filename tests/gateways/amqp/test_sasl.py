@@ -11,6 +11,7 @@ import pytest
 
 from muster.core import errors
 from muster.gateways.amqp.protocol import sasl
+from muster.message.amqp_format import amqp_types
 from muster.trust.login import password_checker, passwords, throttle
 from muster.trust.permissions import roles
 
@@ -31,7 +32,7 @@ def verifiers(known: passwords.PasswordStore) -> password_checker.PasswordChecke
 
 def _init(mechanism: str, initial: bytes) -> bytes:
     name = mechanism.encode()
-    return sasl._frame(0x41, [b"\xa3" + bytes([len(name)]) + name, sasl._binary(initial)])
+    return sasl._frame(0x41, [b"\xa3" + bytes([len(name)]) + name, amqp_types.binary(initial)])
 
 
 def _said(answer: bytes) -> tuple[int, list[bytes | None]]:
@@ -41,11 +42,10 @@ def _said(answer: bytes) -> tuple[int, list[bytes | None]]:
     while at < len(answer):
         size = struct.unpack_from(">I", answer, at)[0]
         body = answer[at + 8 : at + size]
-        if body[2] == 0x44:
-            rest = body[14:]  # after the outcome's code
-            reply = (0x44, [body[13:14], rest[5:] or None])
-        elif body[2] == 0x42:
-            reply = sasl._parse(body)
+        if body[2] in (0x42, 0x44):
+            code, fields = sasl._parse(body)
+            decoded = [bytes((each,)) if isinstance(each, int) else sasl._decoded(each) for each in fields]
+            reply = (code, [*decoded, None][:2])
         at += size
     return reply
 
@@ -68,7 +68,7 @@ async def _scram(server: sasl.SaslServer, mechanism: str, password: str, name: s
     signed = f"{bare},{first.decode()},{without}".encode()
     proof = bytes(a ^ b for a, b in zip(client_key, hmac.digest(stored, signed, algorithm), strict=True))
     answer = f"{without},p={base64.b64encode(proof).decode()}".encode()
-    code, (outcome, data) = _said(await server.receive(sasl._frame(0x43, [sasl._binary(answer)])))
+    code, (outcome, data) = _said(await server.receive(sasl._frame(0x43, [amqp_types.binary(answer)])))
     assert code == 0x44
     if outcome != b"\x00":
         return False
@@ -119,8 +119,8 @@ async def test_a_client_without_sasl_gets_the_sasl_header(verifiers: password_ch
         pytest.param(b"\x00\x00\x00\x08\x02\x00\x00\x00", id="a frame of AMQP"),
         pytest.param(b"\x00\x00\x00\x08\x02\x01\x00\x00", id="a frame without a body"),
         pytest.param(sasl._frame(0x40, [sasl._symbols(["ANONYMOUS"])]), id="mechanisms"),
-        pytest.param(sasl._frame(0x42, [sasl._binary(b"x")]), id="a challenge"),
-        pytest.param(sasl._frame(0x43, [sasl._binary(b"x")]), id="a response before the init"),
+        pytest.param(sasl._frame(0x42, [amqp_types.binary(b"x")]), id="a challenge"),
+        pytest.param(sasl._frame(0x43, [amqp_types.binary(b"x")]), id="a response before the init"),
         pytest.param(sasl._frame(0x44, [b"\x50\x00"]), id="an outcome"),
         pytest.param(sasl._frame(0x41, []), id="an init without a mechanism"),
         pytest.param(_init("ANONYMOUS", b"")[:-1] + b"\x41", id="an init with a boolean"),
@@ -155,8 +155,8 @@ async def test_5_3_3_plain_without_an_initial_response_is_challenged(
 ):
     server = sasl.SaslServer(verifiers)
     answer = await server.receive(sasl.HEADER + sasl._frame(0x41, [b"\xa3\x05PLAIN"]))
-    assert answer.endswith(sasl._frame(0x42, [sasl._binary(b"")]))
-    await server.receive(sasl._frame(0x43, [sasl._binary(f"\0ann\0{WORD}".encode())]))
+    assert answer.endswith(sasl._frame(0x42, [amqp_types.binary(b"")]))
+    await server.receive(sasl._frame(0x43, [amqp_types.binary(f"\0ann\0{WORD}".encode())]))
     assert server.login is not None
     assert server.login.name == "ann"
 

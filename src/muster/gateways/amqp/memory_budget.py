@@ -27,29 +27,18 @@ LOGIN = GatewayLimits(
 )
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ConnectionBudget:
     """``on_room`` is called when enough was settled for deliveries to resume."""
 
-    __slots__ = (
-        "_limits",
-        "_parent",
-        "links",
-        "on_room",
-        "over_limit",
-        "transaction_bytes",
-        "unfinished_bytes",
-        "unsettled_bytes",
-    )
-
-    def __init__(self, limits: GatewayLimits, parent: ConnectionBudget | None = None) -> None:
-        self._limits = limits
-        self._parent = parent
-        self.links = 0
-        self.unfinished_bytes = 0
-        self.unsettled_bytes = 0
-        self.transaction_bytes = 0
-        self.over_limit = False  # too much is unsettled: no deliveries until half of it is settled
-        self.on_room: Callable[[], None] = lambda: None
+    _limits: GatewayLimits
+    _parent: ConnectionBudget | None = None
+    links: int = 0
+    unfinished_bytes: int = 0
+    unsettled_bytes: int = 0
+    transaction_bytes: int = 0
+    over_limit: bool = False  # too much is unsettled: no deliveries until half of it is settled
+    on_room: Callable[[], None] = lambda: None
 
     @property
     def may_deliver(self) -> bool:

@@ -280,7 +280,7 @@ class LinkFactory:
             link.target.address = destination.name
             link.target.dynamic = True
             terminus.set_lifetime(link.target.properties)
-            holder = consumers.OutgoingLink(self._connection, self._connection.running, link)
+            holder = consumers.OutgoingLink(self._connection, link)
             holder.temporary = destination
             self._connection.outgoing_links[link] = holder
         elif not coordinator and target.address:
@@ -296,7 +296,7 @@ class LinkFactory:
         link.open()
         self._connection.running.sync()
         self._connection.producer_links[link] = producers.ProducerLink(
-            self._connection, self._connection.running, link, destination, coordinator=coordinator
+            self._connection, link, destination, coordinator=coordinator
         )
 
     async def _attach_outgoing(self, link: Any) -> None:
@@ -334,15 +334,11 @@ class LinkFactory:
         outgoing: consumers.OutgoingLink
         if destination.is_queue and source.distribution_mode == proton.Terminus.DIST_MODE_COPY:
             self._check_may_browse(destination)
-            outgoing = consumers.BrowserLink(
-                self._connection, self._connection.running, link, destination.name, filters.selector
-            )
+            outgoing = consumers.BrowserLink(self._connection, link, destination.name, filters.selector)
         elif destination.is_queue or durable:
-            outgoing = consumers.DispatcherLink(self._connection, self._connection.running, link, request)
+            outgoing = consumers.DispatcherLink(self._connection, link, request)
         else:
-            outgoing = topics.TopicLink(
-                self._connection, self._connection.running, link, destination, request
-            )
+            outgoing = topics.TopicLink(self._connection, link, destination, request)
         await outgoing.open()
         if self._is_gone(link):
             await outgoing.close(destroy=False)
@@ -382,7 +378,6 @@ class LinkFactory:
                 link.source.expiry_policy = proton.Terminus.EXPIRE_NEVER
                 self._connection.outgoing_links[link] = consumers.UnsubscribeLink(
                     self._connection,
-                    self._connection.running,
                     link,
                     name,
                     without_client_id=without_client_id,

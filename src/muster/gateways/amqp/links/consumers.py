@@ -18,7 +18,6 @@ import msgspec
 import proton
 
 from muster.core import errors
-from muster.gateways.amqp.protocol import engine
 from muster.message import codec, destinations, messages, protocol
 from muster.message import errors as message_errors
 from muster.message.amqp_format import message_codec
@@ -58,13 +57,11 @@ class OutgoingLink:
 
     retained: set[tuple[str, int]]  # while it is suspended: the messages that the client has not settled
 
-    def __init__(
-        self, owner: connection.AmqpConnection, amqp_engine: engine.AmqpEngine, wrapper: Any
-    ) -> None:
+    def __init__(self, owner: connection.AmqpConnection, wrapper: Any) -> None:
         self.connection = owner
-        self.engine = amqp_engine
+        self.engine = owner.running
         self.wrapper = wrapper
-        self.link = amqp_engine.link_of(wrapper)
+        self.link = owner.running.link_of(wrapper)
         self.closed = False
         self.temporary: destinations.Destination | None = None  # made for this link, and deleted with it
         self.presettled = wrapper.remote_snd_settle_mode == proton.Link.SND_SETTLED
@@ -175,11 +172,10 @@ class DispatcherLink(OutgoingLink):
     def __init__(
         self,
         owner: connection.AmqpConnection,
-        amqp_engine: engine.AmqpEngine,
         wrapper: Any,
         attach: protocol.AttachConsumer,
     ) -> None:
-        super().__init__(owner, amqp_engine, wrapper)
+        super().__init__(owner, wrapper)
         self.number = attach.consumer
         self._attach = attach
         self._granted = 0  # credit granted to the dispatcher, including messages that wait here
@@ -342,12 +338,11 @@ class BrowserLink(OutgoingLink):
     def __init__(
         self,
         owner: connection.AmqpConnection,
-        amqp_engine: engine.AmqpEngine,
         wrapper: Any,
         queue: str,
         selector: str | None,
     ) -> None:
-        super().__init__(owner, amqp_engine, wrapper)
+        super().__init__(owner, wrapper)
         self._queue = queue
         self._selector = selector
         self._after = 0
@@ -395,13 +390,12 @@ class UnsubscribeLink(OutgoingLink):
     def __init__(
         self,
         owner: connection.AmqpConnection,
-        amqp_engine: engine.AmqpEngine,
         wrapper: Any,
         name: str,
         *,
         without_client_id: bool,
     ) -> None:
-        super().__init__(owner, amqp_engine, wrapper)
+        super().__init__(owner, wrapper)
         self._name = name
         self._without_client_id = without_client_id
 

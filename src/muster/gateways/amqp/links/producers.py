@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from muster.core import errors
 from muster.core import messages as core_messages
 from muster.gateways.amqp.links import large_messages
-from muster.gateways.amqp.protocol import conditions, engine, frames
+from muster.gateways.amqp.protocol import conditions, frames
 from muster.message import destinations, messages, protocol
 from muster.message import errors as message_errors
 from muster.message.amqp_format import fast_path, message_codec
@@ -40,15 +40,14 @@ class ProducerLink:
     def __init__(
         self,
         owner: connection.AmqpConnection,
-        amqp_engine: engine.AmqpEngine,
         wrapper: Any,
         destination: destinations.Destination | None,
         *,
         coordinator: bool = False,
     ) -> None:
         self._connection = owner
-        self._engine = amqp_engine
-        self.link = amqp_engine.link_of(wrapper)
+        self._engine = owner.running
+        self.link = owner.running.link_of(wrapper)
         self._destination = destination
         self._coordinator = coordinator
         direct = destination is not None and _is_direct(destination) and not coordinator

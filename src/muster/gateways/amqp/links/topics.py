@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from muster.bus import api
 from muster.core import errors
 from muster.gateways.amqp.links import consumers
-from muster.gateways.amqp.protocol import engine, frames
+from muster.gateways.amqp.protocol import frames
 from muster.message import destinations, messages, protocol, selectors
 from muster.message import errors as message_errors
 from muster.message.amqp_format import amqp_types, fast_path, message_codec
@@ -90,12 +90,11 @@ class TopicLink(consumers.OutgoingLink):
     def __init__(
         self,
         owner: connection.AmqpConnection,
-        amqp_engine: engine.AmqpEngine,
         wrapper: Any,
         destination: destinations.Destination,
         attach: protocol.AttachConsumer,
     ) -> None:
-        super().__init__(owner, amqp_engine, wrapper)
+        super().__init__(owner, wrapper)
         self.destination = destination
         self.number = attach.consumer
         self._attach = attach

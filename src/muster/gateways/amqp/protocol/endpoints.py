@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from muster.core import errors
@@ -48,47 +49,29 @@ class LargeMessageReceiver(Protocol):
     def end(self, settled: bool, state: bytes | None, *, aborted: bool) -> None: ...
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class AmqpSession:
-    __slots__ = (
-        "accepted",
-        "blocked",
-        "budget",
-        "channel",
-        "draining",
-        "incoming",
-        "incoming_window",
-        "links",
-        "next_number",
-        "on_room",
-        "outgoing",
-        "over_unsettled_limit",
-        "received",
-        "unsettled",
-        "unsettled_bytes",
-        "window",
-        "wrapper",
-    )
-
-    def __init__(self, incoming: int, window: int, budget: memory_budget.ConnectionBudget) -> None:
-        self.budget = budget
-        self.channel: int | None = None  # of this side, while it is open
-        self.wrapper: Any = None
-        self.links: dict[int, AmqpLink] = {}  # by the peer's handle
-        self.incoming = incoming  # number of the peer's next frame
-        self.incoming_window = WINDOW  # number of frames the peer may send
-        self.outgoing = 0
-        self.window = window  # number of frames this side may send
-        self.next_number = 0  # of the next delivery
-        self.unsettled: dict[int, Token] = {}
-        self.unsettled_bytes = 0
-        self.over_unsettled_limit = False  # no more deliveries until half of it is settled
-        # Link, first and last accepted delivery, not sent yet
-        self.accepted: tuple[AmqpLink, int, int] | None = None
-        # Deliveries that this side settles after the peer: their links and tags, by number
-        self.received: dict[int, tuple[LinkKey, bytes]] = {}
-        self.blocked: deque[tuple[AmqpLink, int, bytes, bool, bool]] = deque()
-        self.on_room: list[Callable[[], None]] = []  # called once when more may be sent, or never
-        self.draining: set[AmqpLink] = set()  # to be drained after their blocked messages are sent
+    incoming: int  # number of the peer's next frame
+    window: int  # number of frames this side may send
+    budget: memory_budget.ConnectionBudget
+    channel: int | None = None  # of this side, while it is open
+    wrapper: Any = None
+    links: dict[int, AmqpLink] = field(default_factory=dict)  # by the peer's handle
+    incoming_window: int = WINDOW  # number of frames the peer may send
+    outgoing: int = 0
+    next_number: int = 0  # of the next delivery
+    unsettled: dict[int, Token] = field(default_factory=dict)
+    unsettled_bytes: int = 0
+    over_unsettled_limit: bool = False  # no more deliveries until half of it is settled
+    # Link, first and last accepted delivery, not sent yet
+    accepted: tuple[AmqpLink, int, int] | None = None
+    # Deliveries that this side settles after the peer: their links and tags, by number
+    received: dict[int, tuple[LinkKey, bytes]] = field(default_factory=dict)
+    blocked: deque[tuple[AmqpLink, int, bytes, bool, bool]] = field(default_factory=deque)
+    # Called once when more may be sent, or never
+    on_room: list[Callable[[], None]] = field(default_factory=list)
+    # To be drained after their blocked messages are sent
+    draining: set[AmqpLink] = field(default_factory=set)
 
     def sent(self, number: int, token: Token) -> None:
         self.unsettled[number] = token
@@ -146,6 +129,7 @@ class ResumedDelivery:
             self._complete(settled)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class AmqpLink:
     """The owner sets the handlers: ``on_message`` for a message (number, data, settled, state), ``on_large``
     for the first frames of a large one (number, data), ``on_oversize`` for one that exceeds ``bytes_max``
@@ -153,68 +137,37 @@ class AmqpLink:
     that the peer aborted, ``on_credit`` when the link may send more or has to drain.
     """
 
-    __slots__ = (
-        "bytes_max",
-        "can_reject",
-        "credit",
-        "default_outcome",
-        "delivered",
-        "drain",
-        "handle",
-        "identity",
-        "incomplete",
-        "key",
-        "large",
-        "lead",
-        "namesake",
-        "on_aborted",
-        "on_budget_exceeded",
-        "on_credit",
-        "on_large",
-        "on_message",
-        "on_oversize",
-        "overdrawn",
-        "partial",
-        "parts",
-        "peer_detached",
-        "problem",
-        "send_mode",
-        "session",
-        "settles_second",
-        "size",
-        "wrapper",
-    )
-
-    def __init__(self, session: AmqpSession, key: LinkKey) -> None:
-        self.session = session
-        self.key = key
-        self.namesake: AmqpLink | None = None  # the link of another session that had this key
-        self.peer_detached: bool | None = None  # whether the peer closed it with its detach
-        self.problem: errors.MusterError | None = None  # why it is refused
-        self.overdrawn = False  # the peer sent a message while it was being attached
-        self.incomplete = False  # its attach named some of its unsettled deliveries only
-        self.can_reject = True  # the peer knows this outcome of what it sends
-        self.default_outcome: bytes | None = None  # of messages that the peer settles without an outcome
-        self.wrapper: Any = None
-        self.handle: int | None = None  # of this side, while it is open
-        self.lead = b""  # common beginning of its transfers
-        self.credit = 0
-        self.delivered = 0
-        self.drain = False
-        self.send_mode: int | None = None  # of the peer: it settles nothing (0) or everything (1)
-        self.settles_second = False  # of the messages that it receives: after the peer has settled them
-        self.parts = bytearray()  # of the message that is incomplete; a list would not limit their number
-        self.partial: tuple[int, bool, bytes | None] | None = None
-        self.identity: tuple[bytes | None, int | None] = (None, None)  # tag and format of that message
-        self.size = 0  # of the message that is incomplete, so far
-        self.bytes_max = _UNLIMITED  # of a message that it receives
-        self.on_oversize: Callable[[bytes | None], None] = ignore
-        self.on_message: Callable[[int, bytes, bool, bytes | None], None] = ignore
-        self.large: LargeMessageReceiver | None = None  # for the rest of the message that is incomplete
-        self.on_large: Callable[[int, bytes], LargeMessageReceiver] | None = None
-        self.on_budget_exceeded: Callable[[], None] = ignore
-        self.on_aborted: Callable[[], None] = ignore
-        self.on_credit: Callable[[], None] = ignore
+    session: AmqpSession
+    key: LinkKey
+    namesake: AmqpLink | None = None  # the link of another session that had this key
+    peer_detached: bool | None = None  # whether the peer closed it with its detach
+    problem: errors.MusterError | None = None  # why it is refused
+    overdrawn: bool = False  # the peer sent a message while it was being attached
+    incomplete: bool = False  # its attach named some of its unsettled deliveries only
+    can_reject: bool = True  # the peer knows this outcome of what it sends
+    default_outcome: bytes | None = None  # of messages that the peer settles without an outcome
+    wrapper: Any = None
+    handle: int | None = None  # of this side, while it is open
+    lead: bytes = b""  # common beginning of its transfers
+    credit: int = 0
+    delivered: int = 0
+    drain: bool = False
+    send_mode: int | None = None  # of the peer: it settles nothing (0) or everything (1)
+    settles_second: bool = False  # of the messages that it receives: after the peer has settled them
+    parts: bytearray = field(
+        default_factory=bytearray
+    )  # of the message that is incomplete; a list would not limit their number
+    partial: tuple[int, bool, bytes | None] | None = None
+    identity: tuple[bytes | None, int | None] = (None, None)  # tag and format of that message
+    size: int = 0  # of the message that is incomplete, so far
+    bytes_max: int = _UNLIMITED  # of a message that it receives
+    on_oversize: Callable[[bytes | None], None] = ignore
+    on_message: Callable[[int, bytes, bool, bytes | None], None] = ignore
+    large: LargeMessageReceiver | None = None  # for the rest of the message that is incomplete
+    on_large: Callable[[int, bytes], LargeMessageReceiver] | None = None
+    on_budget_exceeded: Callable[[], None] = ignore
+    on_aborted: Callable[[], None] = ignore
+    on_credit: Callable[[], None] = ignore
 
     def opened(self, channel: int, handle: int) -> None:
         self.handle, self.lead = handle, frames.transfer_lead(channel, handle)

@@ -17,10 +17,12 @@ import base64
 import secrets
 import struct
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from muster.core import errors
 from muster.core.telemetry import log
+from muster.gateways.amqp.protocol import frames
+from muster.message.amqp_format import amqp_types
 from muster.trust.login import passwords
 from muster.trust.permissions import roles
 
@@ -117,20 +119,21 @@ class SaslServer:
         body, self._buffer = self._buffer[offset * 4 : size], self._buffer[size:]
         return body
 
-    async def _handle(self, code: int, fields: list[bytes | None]) -> bytes:
+    async def _handle(self, code: int, fields: list[Any]) -> bytes:
         if code == _INIT and self._mechanism is None:
-            mechanism = (fields[0] or b"").decode("ascii")
-            initial = fields[1] if len(fields) > 1 else None
+            mechanism, initial, *_ = (*fields, None)
+            if not isinstance(mechanism, str):
+                raise ValueError("an init without a mechanism")
             if mechanism not in self.mechanisms:
                 raise errors.Unauthorized(f"the mechanism {mechanism!r} is not offered")
             self._mechanism = mechanism
             if mechanism == "ANONYMOUS":
                 return self._succeed(passwords.PasswordLogin(self._anonymous or "", roles.Role.USER))
             if initial is None:
-                return _frame(_CHALLENGE, [_binary(b"")])
-            return await self._proceed(mechanism, initial)
+                return _frame(_CHALLENGE, [amqp_types.binary(b"")])
+            return await self._proceed(mechanism, _decoded(initial))
         if code == _RESPONSE and self._mechanism is not None:
-            return await self._proceed(self._mechanism, fields[0] or b"")
+            return await self._proceed(self._mechanism, _decoded(fields[0]))
         raise ValueError(f"unexpected code {code:#x}")
 
     async def _proceed(self, mechanism: str, data: bytes) -> bytes:
@@ -143,7 +146,7 @@ class SaslServer:
                 return self._succeed(login)
             if self._scram is None:
                 self._scram = _Scram(self._verifiers, mechanism, self._nonce(), self._address)
-                return _frame(_CHALLENGE, [_binary(await self._scram.first(data))])
+                return _frame(_CHALLENGE, [amqp_types.binary(await self._scram.first(data))])
             return self._succeed(*await self._scram.last(data))
         except (ValueError, LookupError) as error:
             raise errors.Unauthorized(f"not a response of {mechanism}: {error}") from error
@@ -152,7 +155,7 @@ class SaslServer:
         self.login = login
         fields = [bytes((0x50, _OK))]
         if data is not None:
-            fields.append(_binary(data))
+            fields.append(amqp_types.binary(data))
         return _frame(_OUTCOME, fields)
 
 
@@ -205,10 +208,8 @@ def _attributes(message: bytes) -> dict[str, str]:
 # -- encodings of SASL frames ------------------------------------------------------------------------------
 
 
-def _frame(code: int, fields: Sequence[bytes]) -> bytes:
-    content = b"".join(fields)
-    performative = b"\x00\x53" + bytes((code,)) + b"\xd0" + struct.pack(">II", len(content) + 4, len(fields))
-    body = performative + content
+def _frame(code: int, fields: list[bytes]) -> bytes:
+    body = b"\x00\x53" + bytes((code,)) + amqp_types.sequence(fields)
     return struct.pack(">IBBH", 8 + len(body), 2, 1, 0) + body
 
 
@@ -217,43 +218,15 @@ def _symbols(names: Sequence[str]) -> bytes:
     return b"\xf0" + struct.pack(">II", len(content) + 5, len(names)) + b"\xa3" + content
 
 
-def _binary(data: bytes) -> bytes:
-    return b"\xb0" + struct.pack(">I", len(data)) + data
+def _parse(body: bytes) -> tuple[int, list[Any]]:
+    """The code of a described list, and its fields; binary ones are encoded."""
+    fields, end = frames.fields(body, 3 if body[1] == 0x53 else 10)
+    if end > len(body):
+        raise ValueError("a list extends beyond its frame")
+    return frames.code_of(body), fields
 
 
-def _parse(body: bytes) -> tuple[int, list[bytes | None]]:
-    """The code of a described list, and its fields as far as they are text or bytes."""
-    if body[:1] != b"\x00":
-        raise ValueError("not a described type")
-    if body[1] == 0x53:
-        code, at = body[2], 3
-    elif body[1] == 0x80:
-        code, at = struct.unpack_from(">Q", body, 2)[0], 10
-    else:
-        raise ValueError("no numeric descriptor")
-    kind = body[at]
-    if kind == 0x45:
-        return code, []
-    count, at = (
-        (body[at + 2], at + 3) if kind == 0xC0 else (struct.unpack_from(">I", body, at + 5)[0], at + 9)
-    )
-    if kind not in (0xC0, 0xD0) or count > 8:
-        raise ValueError("not a list")
-    fields: list[bytes | None] = []
-    for _ in range(count):
-        kind = body[at]
-        if kind == 0x40:
-            fields.append(None)
-            at += 1
-            continue
-        if kind in (0xA0, 0xA1, 0xA3):
-            size, at = body[at + 1], at + 2
-        elif kind in (0xB0, 0xB1, 0xB3):
-            size, at = struct.unpack_from(">I", body, at + 1)[0], at + 5
-        else:
-            raise ValueError(f"unexpected type {kind:#x}")
-        if at + size > len(body):
-            raise ValueError("a field extends beyond the frame")
-        fields.append(body[at : at + size])
-        at += size
-    return code, fields
+def _decoded(field: Any) -> bytes:
+    if not isinstance(field, bytes) or field[0] not in (0xA0, 0xB0):
+        raise ValueError("a field is not binary")
+    return frames.binary_of(field)

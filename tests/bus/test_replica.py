@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from muster.bus import api
-from muster.bus.brokers import broker, config, network, replica
+from muster.bus.brokers import broker, config, network
 from muster.bus.client import client
+from muster.bus.streams import replica
 from muster.core import errors
 
 

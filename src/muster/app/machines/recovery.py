@@ -28,9 +28,9 @@ from muster.app import home, identities
 from muster.app import settings as app_settings
 from muster.app.machines import membership, roles
 from muster.app.operations import backup, storage_monitor
-from muster.bus.brokers import broker, config, replica
+from muster.bus.brokers import broker, config
 from muster.bus.client import client
-from muster.bus.streams import integrity
+from muster.bus.streams import integrity, replica
 from muster.core import errors, files
 from muster.core.formats import toml
 from muster.trust import keyring, machine_keys

@@ -66,7 +66,7 @@ class SentEvent(msgspec.Struct, frozen=True, kw_only=True):
     sender: str
 
 
-class MachineRow(msgspec.Struct, frozen=True, kw_only=True):
+class ReportedMachine(msgspec.Struct, frozen=True, kw_only=True):
     """A machine: its state, the age of its last report, and the standard metrics."""
 
     machine: str

@@ -96,7 +96,7 @@ async def nodes(
     ] = "",
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
-) -> route.RowPage[rows_.MachineRow]:
+) -> route.RowPage[rows_.ReportedMachine]:
     rows, total, next_ = await call.source.feed.machines.page(
         group=group, zone=zone, state=state_, after=cursor, limit=limit
     )

@@ -208,7 +208,7 @@ class LatestReports:
 
     async def page(
         self, *, group: str = "", zone: str = "", state: str = "", after: str = "", limit: int = 50
-    ) -> tuple[list[rows_.MachineRow], int, str | None]:
+    ) -> tuple[list[rows_.ReportedMachine], int, str | None]:
         """A page of machines after the name ``after``: rows, total number, and the next cursor."""
         table = await self.table()
         return await asyncio.to_thread(_page, table, {"group": group, "zone": zone}, state, after, limit)
@@ -278,7 +278,7 @@ def _summary(table: pa.Table, now_s: float) -> rows_.MachineSummary:
 
 def _page(
     table: pa.Table, of: dict[str, str], state: str, after: str, limit: int
-) -> tuple[list[rows_.MachineRow], int, str | None]:
+) -> tuple[list[rows_.ReportedMachine], int, str | None]:
     now_s = time.time()
     for column, name in of.items():
         if name:
@@ -304,5 +304,5 @@ def _page(
     services = selected.column("services").to_pylist()
     for row, age, stale, own in zip(columns, age_s.to_pylist(), is_stale.to_pylist(), services, strict=True):
         row["state"] = "stale" if stale else row["state"]
-        rows.append(rows_.MachineRow(**row, age_s=round(max(0.0, age), 3), services=len(own or ())))
+        rows.append(rows_.ReportedMachine(**row, age_s=round(max(0.0, age), 3), services=len(own or ())))
     return rows, total, rows[-1].machine if rest > len(rows) else None

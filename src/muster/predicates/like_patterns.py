@@ -125,7 +125,7 @@ def _search(segment: Segment) -> Callable[[str, int, int], int]:
     if (text := plain(segment)) is not None:
         return lambda value, start, end: value.find(text, start, end)
     search = re.compile(_expression(segment), re.S).search
-    return lambda value, start, end: -1 if (found := search(value, start, end)) is None else found.start()
+    return lambda value, start, end: -1 if (match := search(value, start, end)) is None else match.start()
 
 
 def gap_length(form: PatternShape) -> int:

@@ -146,8 +146,8 @@ class MachineKeys:
     def machines(self) -> list[str]:
         """Those that have keys."""
         folders = (self._trust.account_folder(domain) / "machines" for domain in self._accounts)
-        found = {path.name.removesuffix(LOGINS) for folder in folders for path in folder.glob("*")}
-        return sorted(found)
+        names = {path.name.removesuffix(LOGINS) for folder in folders for path in folder.glob("*")}
+        return sorted(names)
 
     def issue_login(self, machine: str, identity: str, role: roles.Role, public: str) -> str:
         """A document for a login at a gateway, as `keyring.Keyring.narrowed`: revoked with the identity, or

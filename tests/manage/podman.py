@@ -1,4 +1,8 @@
-"""A Podman of its own, in a temporary folder, with an image that contains only busybox."""
+"""A Podman of its own, in a temporary folder, with an image that contains only busybox.
+
+One without privileges belongs to the user of the tests, or to another user if that is root. It maps a single
+user, because not every machine has ranges of users for it.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +24,11 @@ exit_command_delay = 1
 [containers]
 default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
 """
+OTHER_USER = 65534
 
 
 @contextlib.contextmanager
-def podman() -> Iterator[str]:
+def podman(*, privileged: bool) -> Iterator[str]:
     """The path of its socket. The limits and the runtime are what a machine without systemd permits."""
     folder = pathlib.Path(tempfile.mkdtemp(prefix="podman-"))  # Podman refuses long paths
     (folder / "image").mkdir(parents=True)
@@ -33,9 +38,17 @@ def podman() -> Iterator[str]:
     lines = ["FROM scratch", *(f"COPY busybox /bin/{name}" for name in names)]
     (folder / "image" / "Dockerfile").write_text("\n".join(lines))
     environment = {**os.environ, "CONTAINERS_CONF": str(folder / "containers.conf")}
-    command = ["podman", "--root", str(folder / "store"), "--runroot", str(folder / "run")]
-    command += ["--storage-driver", "vfs"]
-    build = [*command, "build", "--tag", IMAGE, str(folder / "image")]
+    command: list[str] = []
+    if not privileged:
+        environment |= {"HOME": str(folder), "XDG_RUNTIME_DIR": str(folder)}
+        if os.geteuid() == 0:
+            for path in (folder, *folder.rglob("*")):
+                os.chown(path, OTHER_USER, OTHER_USER)
+            command = ["setpriv", f"--reuid={OTHER_USER}", f"--regid={OTHER_USER}", "--clear-groups"]
+    command += ["podman", "--root", str(folder / "store"), "--runroot", str(folder / "run")]
+    command += ["--storage-driver", "vfs", "--log-level", "error"]
+    isolation = [] if privileged else ["--isolation", "chroot"]
+    build = [*command, "build", *isolation, "--tag", IMAGE, str(folder / "image")]
     subprocess.run(build, env=environment, check=True, capture_output=True)
     socket = folder / "podman.sock"
     serve = [*command, "system", "service", "--time=0", f"unix://{socket}"]

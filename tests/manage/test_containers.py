@@ -123,16 +123,18 @@ def processor_time(socket: str) -> float:
     return float(times.user + times.system)
 
 
-@pytest.fixture(scope="module", name="socket")
-def socket_of_podman():
+@pytest.fixture(scope="class", name="socket")
+def socket_of_podman(request):
     debian.PODMAN.require()
-    with podman.podman() as path:
+    if request.cls.privileged and os.geteuid() != 0:
+        pytest.skip("a Podman with privileges needs root")
+    with podman.podman(privileged=request.cls.privileged) as path:
         yield path
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0, reason="a Podman of its own needs root here")
 class TestContainer(contract.AdapterContract):
+    privileged = True
     type_name = "container"
     restarts_alone = True
     speaks = "it is on"
@@ -309,3 +311,21 @@ class TestContainer(contract.AdapterContract):
         await eventually(lambda: self.seen(host).state is health.HealthState.DOWN)
         await self.do(host, "execute", operation="start")
         await eventually(lambda: self.seen(host).state is health.HealthState.UP)
+
+
+@pytest.mark.slow
+class TestRootlessContainer(TestContainer):
+    privileged = False
+
+    async def test_what_is_configured_holds_inside(self, host, config):
+        words = 'echo "$MODE"; busybox id -u; busybox pwd; exec sleep 1000'
+        more = {"command": ["sh", "-c", words], "environment": {"MODE": "test"}, "directory": "/bin"}
+        made = await self.do(host, "create", config={**config, **more})
+        assert made.outcome is messages.DecisionOutcome.DONE, made.reason
+
+        async def is_written() -> bool:
+            return (await self.do(host, "execute", operation="logs")).result == "test\n0\n/bin\n"
+
+        await eventually(is_written)
+        pid = self.seen(host).properties["pid"]
+        assert os.stat(f"/proc/{pid}").st_uid == os.stat(config["socket"]).st_uid

@@ -353,8 +353,8 @@ class RegistryHandlers:
                 if is_live and not force:
                     raise errors.Conflict(
                         f"the agent {agent!r} is live: what it runs would continue, unmanaged",
-                        hint=f"delete its resources, or stop it first; `muster agent forget {agent} --force` "
-                        "deletes them",
+                        hint="delete its resources, or stop it and wait until it is down; "
+                        f"`muster agent forget {agent} --force` deletes them",
                     )
                 changes = state.forget(agent, by, is_live=is_live)
             if changes:

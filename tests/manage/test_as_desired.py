@@ -29,6 +29,7 @@ WAIT_S = 60.0
 class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ends: int | None = None  # the exit code with which it ends soon after its start
     healthy: bool = True
+    life_s: float = LIFE_S  # until that end
 
 
 class ServiceAdapter(base.Adapter):
@@ -92,7 +93,7 @@ class ServiceAdapter(base.Adapter):
         self.state = health.HealthState.UP
         self.context.report_state(await self.observe())
         if self.config.ends is not None:
-            await asyncio.sleep(LIFE_S)  # pace
+            await asyncio.sleep(self.config.life_s)  # pace
             self.state, self.properties = health.HealthState.DOWN, {"exit_code": self.config.ends}
             self.context.report_state(await self.observe())
 

@@ -283,6 +283,36 @@ def test_the_deadline_of_a_run_holds_for_the_next_manager(run):
     run(scenario)
 
 
+def test_a_run_that_ended_in_time_is_completed_however_late_that_is_seen(run):
+    async def scenario(world: RegistryWorld) -> None:
+        await apply(world, job("quick", job={"deadline_s": 10}, config={"ends": 0, "life_s": 5.0}))
+        await world.client.wait("quick", "up")
+        await world.manager.abandon()
+        await asyncio.sleep(20)
+        await world.start_manager("manager-2")
+        (row,) = await ended(world, "quick", 1)
+        assert (row.state, row.exit_code) == ("completed", 0)
+        await world.client.drain("host-a")
+        await world.client.undrain("host-a")
+        await asyncio.sleep(5)
+        assert (await world.client.describe("quick")).reason == row.reason
+
+    run(scenario)
+
+
+def test_an_update_waits_for_a_job_as_long_as_that_may_take(run):
+    async def scenario(world: RegistryWorld) -> None:
+        update = {"min_healthy_time_s": 1.0, "healthy_deadline_s": 20.0}
+        web = job("web", config={}, update=update, depends_on=("migrate",))
+        await apply(world, job("migrate", job={}, config={"ends": 0}), web, wait_s=60)
+        web["config"] = {"healthy": True}
+        slow = job("migrate", job={}, config={"ends": 0, "life_s": 400.0})
+        done = await apply(world, slow, web, wait_s=900)
+        assert (await world.client.rollouts(done.rollout))[0].state == "done"
+
+    run(scenario)
+
+
 def test_periodic_runs_over_registries_that_end(run):
     async def scenario(world: RegistryWorld) -> None:
         result = await apply(world, job("backup", schedule={"cron": "* * * * *"}, job={"keep": 4}), wait_s=5)

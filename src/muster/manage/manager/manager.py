@@ -467,6 +467,8 @@ class Manager(lifecycle.ServiceContext):
                 )
             if step.action is reconciler.ReconcileAction.START:
                 runtime.restarts += 1
+            is_to_run = spec.desired is protocol.DesiredState.UP
+            runtime.is_overdue |= is_to_run and step.action is reconciler.ReconcileAction.STOP
             operation = resources.operation_for(resource, step, id=self._next_id(), manager=self.name)
             events.info(
                 "act", resource=spec.name, act=step.action.value, why=step.reason, epoch=operation.epoch

@@ -82,6 +82,7 @@ class ResourceRuntime:
     ran: int = 0  # the last generation that is known to have run, if the agent does not record it
     began_ms: int = 0  # when it was last started
     overdue_at: float = math.inf  # when the run of a job exceeds its deadline
+    is_overdue: bool = False  # the run was stopped for that
     given_up: bool = False  # no further attempts until the desired state changes
     stable: bool = False  # it was seen to stay up since its last start or operation
     up_at: tuple[int, float] | None = None  # its first heartbeat since then, by its agent's clock and by ours
@@ -308,8 +309,7 @@ def _on_down(
 ) -> bool:
     """The resource does not run: decide whether and when to retry."""
     restart, reason = assignment.spec.restart, observed.reason or "not running"
-    is_overdue = assignment.spec.job is not None and now >= runtime.overdue_at
-    if is_overdue and assignment.spec.job is not None:
+    if runtime.is_overdue and assignment.spec.job is not None:
         reason = f"stopped, because it ran longer than {assignment.spec.job.deadline_s:g} s"
     if assignment.spec.desired is not protocol.DesiredState.UP or assignment.deleting:
         return apply_health_event(runtime, health.HealthEvent.DIED, reason, now_ms)
@@ -331,7 +331,7 @@ def _on_down(
         runtime.retry_at = now + delay_s
     changed = apply_health_event(runtime, health.HealthEvent.DIED, reason, now_ms)
     has_run = (runtime.ran if observed.ran is None else observed.ran) >= assignment.generation
-    clean = observed.properties.get("exit_code") == 0 and not is_overdue
+    clean = observed.properties.get("exit_code") == 0 and not runtime.is_overdue
     if has_run and (restart.policy == "never" or (restart.policy == "on-failure" and clean)):
         if clean:
             return _give_up(runtime, reason, now_ms, health.HealthEvent.COMPLETE)
@@ -485,7 +485,7 @@ def step_done(
 
 def run_begins(assignment: protocol.Assignment, runtime: ResourceRuntime, now: float, now_ms: int) -> None:
     """A step that begins a run is sent."""
-    runtime.began_ms = now_ms
+    runtime.began_ms, runtime.is_overdue = now_ms, False
     runtime.overdue_at = now + _left_s(assignment, now_ms, now_ms)
 
 

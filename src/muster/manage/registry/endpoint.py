@@ -503,6 +503,9 @@ class RegistryEndpoint(lifecycle.ServiceContext):
         """Store the changes, which are then applied, with ``more`` records. Only within `writing`."""
         acting = self._acting()
         with_jobs = executor.removed(self.log, acting, changes.resources)
+        for name, agent in changes.agents.items():
+            if agent is not None and agent.must_report:
+                self.presence.awaited.add(name)
         await self._store([*registry_log.written(changes, epoch=acting.epoch), *more, *with_jobs])
         if changes.resources:
             self._wake.set()

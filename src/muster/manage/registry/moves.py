@@ -89,7 +89,7 @@ def is_silent(
 ) -> bool:
     """Whether an agent had no contact for longer than usual, or since something was moved from it: its
     machine may be lost."""
-    if (known := state.agents.get(agent)) is not None and known.must_report:
+    if agent in presence.awaited:
         return True
     times = [state.resources[name].stop_after_s for name in tuple(state.movable(agent))]
     limit = min(times) * RENEWALS_MISSED if times else 1.5 * protocol.HELLO_S

@@ -203,9 +203,8 @@ def agent_state(
     now: float,
 ) -> str:
     statuses = [status for resource in hosted if (status := state.statuses.get(resource))]
-    seen, known = _agent_state(statuses) or presence.state(name, now), state.agents.get(name)
-    is_awaited = known is not None and known.must_report  # something was moved from it
-    return "unknown" if seen == "up" and is_awaited else seen
+    seen = _agent_state(statuses) or presence.state(name, now)
+    return "unknown" if seen == "up" and name in presence.awaited else seen
 
 
 class AgentPresence:
@@ -219,12 +218,15 @@ class AgentPresence:
         self.since = since
         self.inventories = inventory.AgentInventories()
         self.metrics: dict[str, Mapping[str, float]] = {}
+        # Something was moved from them, or removed without them, since they reported
+        self.awaited: set[str] = set()
         # By resource that may move, and its agent, which may have had no reason to renew before
         self.placed: dict[tuple[str, str], float] = {}
         self._announced_at: dict[str, float] = {}
 
     def announced(self, name: str, now: float) -> None:
         self._announced_at[name] = now
+        self.awaited.discard(name)
 
     def contact_at(self, name: str) -> float:
         """When the agent had contact with a registry, at the latest."""
@@ -233,6 +235,7 @@ class AgentPresence:
     def forget(self, name: str) -> None:
         self._announced_at.pop(name, None)
         self.metrics.pop(name, None)
+        self.awaited.discard(name)
         self.inventories.forget(name)
 
     def state(self, name: str, now: float) -> str:

@@ -329,7 +329,11 @@ class RolloutEngine:
                 healthy_deadline_s=plan.healthy_s,
                 progress_deadline_s=plan.healthy_s,
             )
-        return self.rollout.steps[name].policy or protocol.AT_ONCE
+        step = self.rollout.steps[name]
+        policy = step.policy or protocol.AT_ONCE
+        if step.after is not None and step.after.job is not None:  # it has a deadline of its own
+            return msgspec.structs.replace(policy, healthy_deadline_s=math.inf)
+        return policy
 
     @functools.cached_property
     def _batch_size(self) -> int:

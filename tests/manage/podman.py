@@ -28,7 +28,7 @@ OTHER_USER = 65534
 
 
 @contextlib.contextmanager
-def podman(*, privileged: bool) -> Iterator[str]:
+def podman(*, privileged: bool = True) -> Iterator[str]:
     """The path of its socket. The limits and the runtime are what a machine without systemd permits."""
     folder = pathlib.Path(tempfile.mkdtemp(prefix="podman-"))  # Podman refuses long paths
     (folder / "image").mkdir(parents=True)

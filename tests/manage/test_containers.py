@@ -317,14 +317,14 @@ class TestContainer(contract.AdapterContract):
 class TestRootlessContainer(TestContainer):
     privileged = False
 
-    async def test_what_is_configured_holds_inside(self, host, config):
+    async def test_what_is_configured_holds_inside(self, host, config, tmp_path):
         words = 'echo "$MODE"; busybox id -u; busybox pwd; exec sleep 1000'
         more = {"command": ["sh", "-c", words], "environment": {"MODE": "test"}, "directory": "/bin"}
         made = await self.do(host, "create", config={**config, **more})
         assert made.outcome is messages.DecisionOutcome.DONE, made.reason
 
         async def is_written() -> bool:
-            return (await self.do(host, "execute", operation="logs")).result == "test\n0\n/bin\n"
+            return bool((await self.do(host, "execute", operation="logs")).result == "test\n0\n/bin\n")
 
         await eventually(is_written)
         pid = self.seen(host).properties["pid"]

@@ -480,7 +480,7 @@ class ManageClient:
                     except errors.TimedOut:
                         wait_s = min(LOOK_S, wait_s * 1.5)
         except TimeoutError:
-            raise errors.TimedOut(f"after {timeout_s:g} s {problem()}") from None
+            raise errors.TimedOut(f"after {round(timeout_s or 0, 1):g} s {problem()}") from None
 
     # Rollouts
 
@@ -515,7 +515,8 @@ class ManageClient:
             resources = await self.get(*(step.name for step in steps)) if steps else []
             why = "; ".join(map(rows.condition, resources))
             raise errors.TimedOut(
-                f"the rollout {id} still runs after {timeout_s:g} s" + (f": {why}" if why else ""),
+                f"the rollout {id} still runs after {round(timeout_s or 0, 1):g} s"
+                + (f": {why}" if why else ""),
                 hint=f"`muster rollout status {id}` shows its steps",
             ) from None
         assert row is not None

@@ -670,6 +670,9 @@ def test_the_timeline_shows_silenced_and_acknowledged_times_in_their_colours():
     assert alerts_page.timeline(span[:0], 1.0) == {}
     ended = [msgspec.structs.replace(span[0], to_ms=begin_ms + 70_000)]
     assert alerts_page.timeline(ended, begin_ms / 1000 + 4000) == {}
+    newer = [msgspec.structs.replace(span[0], about=f"node:{n}", severity="info") for n in range(50)]
+    lanes = list(alerts_page.timeline([*newer, *span], now_s))
+    assert (len(lanes), lanes[0]) == (alerts_page.LANES_MAX, "hot · g"), "critical ones are not pushed out"
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ OPEN = (messages.AlertState.FIRING, messages.AlertState.SILENCED)
 TEMPLATE = "alerts.html"
 SHOWN = 200
 LANES_MAX = 24
+SEVERITIES = ("critical", "warning", "info")
 TIMELINE_S = 3600.0
 LASTS = ("1h", "6h", "1d", "7d")
 
@@ -118,9 +119,10 @@ def lane_of(span: alert_spans.AlertSpan) -> str:
 def timeline(
     spans: Sequence[alert_spans.AlertSpan], now_s: float, past_s: float = TIMELINE_S
 ) -> dict[str, list[drawings.Span]]:
-    """A lane for each alert; silenced and acknowledged times are in the colours of these states."""
+    """A lane for each alert, the most severe first; silenced and acknowledged times are in the colours of
+    these states."""
     lanes: dict[str, list[drawings.Span]] = {}
-    for span in spans:
+    for span in sorted(spans, key=lambda span: SEVERITIES.index(span.severity)):
         end_s = now_s if span.to_ms is None else span.to_ms / 1000
         lane = lane_of(span)
         if end_s < now_s - past_s or (lane not in lanes and len(lanes) >= LANES_MAX):

@@ -134,13 +134,15 @@
       const largest = Math.min(Math.ceil(Math.sqrt(this.canvas.width * this.canvas.height / Math.max(1, machines))) + 1, Math.round(26 * ratio));
       const shapes = [];
       for (let across = 1; across <= largest; across++) {
-        for (let down = Math.max(1, Math.ceil(across * 0.7)); down <= across * 1.4; down++) shapes.push([across, down]);
+        const most = across < 4 ? 2 : 1.4;  // of few pixels, any shape that uses the space
+        for (let down = Math.max(1, Math.ceil(across / most)); down <= across * most; down++) shapes.push([across, down]);
       }
       shapes.sort((a, b) => b[0] * b[1] - a[0] * a[1]);
-      const fits = (block, [across, down]) => Math.floor(block.w / across) * Math.floor((block.h - (block.labelled ? LABEL * ratio : 0)) / down) >= block.count;
+      const fits = (block, [across, down], labelled = block.labelled) => Math.floor(block.w / across) * Math.floor((block.h - (labelled ? LABEL * ratio : 0)) / down) >= block.count;
       const fitting = shapes.find((shape) => blocks.reduce((sum, block) => sum + (fits(block, shape) ? block.count : 0), 0) >= machines * FITTING) || [1, 1];
       this.cell = fitting[0];
       for (const block of blocks) {
+        block.labelled ||= zones.length + blocks.length > 2 && block.h > 3 * LABEL * ratio && block.w > 40 * ratio && fits(block, fitting, true);
         [block.cell, block.down] = fits(block, fitting) ? fitting : shapes.find((shape) => fits(block, shape)) || [1, 1];
         block.top = Math.round(block.y + (block.labelled ? LABEL * ratio : 0));
         block.left = Math.round(block.x);

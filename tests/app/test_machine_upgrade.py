@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import random
+import shlex
+import sys
 import time
 from pathlib import Path
 
@@ -12,6 +15,7 @@ import pytest
 from muster.app import home
 from muster.app.machines import membership, program, upgrade
 from muster.core import errors
+from tests.cli import driver
 
 OLD, NEW = "/opt/1/bin/muster", "/opt/2/bin/muster"
 
@@ -130,3 +134,45 @@ def test_up_hands_over_to_the_chosen_program(tmp_path: Path, monkeypatch: pytest
     Path(chosen.path).unlink()
     with pytest.raises(errors.NotFound, match="this home is run by"):
         choice.hand_over()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.may_block(reason="it types commands")
+def test_a_detached_machine_continues_as_another_program_and_returns(tmp_path: Path):
+    """Without a service manager: the guard starts the former program again."""
+    place, address = tmp_path / "a", f"127.{random.randrange(1, 255)}.{random.randrange(1, 255)}.1"
+    python = f"{shlex.quote(sys.executable)} -m muster"
+    second = script(tmp_path / "second", f'exec {python} "$@"').path
+    broken = script(tmp_path / "broken", f'[ "$1" = version ] && exec {python} "$@"; exit 3').path
+
+    def muster(*words: str) -> driver.Answer:
+        return driver.run(*words, home=place, timeout_s=300)
+
+    def row() -> dict[str, str]:
+        listed = muster("machine", "list", "-o", "json")
+        assert listed.code == 0, listed.err
+        return dict(listed.json()[0])
+
+    options = "--set", "web.enabled=false", "--set", "bus.tls=on"
+    assert muster("init", "--name", "fleet", "--host", address, *options).code == 0
+    up = muster("up", "--detach", "--timeout", "120s")
+    assert up.code == 0, up.err
+    try:
+        first = row()["program"]
+        failed = muster("machine", "upgrade", broken)
+        assert failed.code != 0
+        assert "all machines run their former programs" in failed.err
+        assert row()["program"] == first
+        done = muster("machine", "upgrade", second)
+        assert done.code == 0, done.err
+        assert (row()["program"], row()["state"]) == (second, "up")
+        assert muster("down").code == 0
+        again = muster("up", "--detach", "--timeout", "120s")  # of the first program, after a reboot
+        assert again.code == 0, again.err
+        driver.wait_until(lambda: row()["program"] == second, timeout_s=60)
+        back = muster("machine", "upgrade", first)
+        assert back.code == 0, back.err
+        assert row()["program"] == first
+    finally:
+        muster("down", "--force")

@@ -14,6 +14,7 @@ from muster.app.machines import membership, recovery
 from muster.app.operations import backup
 from muster.bus.brokers import binary
 from muster.bus.streams import integrity
+from muster.core import errors
 from muster.testing.eventually import eventually
 from muster.trust.permissions import roles
 from tests.app import test_three_machines
@@ -71,13 +72,17 @@ async def returned(machines: test_three_machines.Machines, name: str) -> AsyncIt
         await process.wait()
 
 
+async def away(*_: object, **__: object) -> None:
+    raise errors.Unavailable("the broker is away")
+
+
 async def publish(machines: test_three_machines.Machines, data: bytes) -> None:
     async with await machines.connect("b", machines.keyring("a").credentials("admin")) as bus:
         await (await bus.open_stream(STREAM.name)).publish(SUBJECT, data)
 
 
 async def test_the_first_machine_goes_on_alone_and_refuses_those_that_were_lost(
-    machines: test_three_machines.Machines,
+    machines: test_three_machines.Machines, monkeypatch: pytest.MonkeyPatch
 ):
     refused = await machines.cli("recover")
     assert refused.code != 0
@@ -89,6 +94,13 @@ async def test_the_first_machine_goes_on_alone_and_refuses_those_that_were_lost(
     assert "b replies" in answers.err
     await machines.stop("b")
 
+    with monkeypatch.context() as patch:  # a power cut in the middle
+        patch.setattr(backup, "restore_streams", away)
+        patch.setattr(recovery, "_roll_back", lambda _: None)
+        interrupted = await machines.cli("recover")
+    assert "the broker is away" in interrupted.err
+    with pytest.raises(errors.Refused, match="was interrupted"):
+        await machines.start("a")
     recovered = await machines.cli("recover")
     assert recovered.code == 0, recovered.err
     assert "to join again: b, c" in recovered.out

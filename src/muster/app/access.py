@@ -117,7 +117,10 @@ class DomainAccess:
             return kept
         machines = await asyncio.to_thread(membership.load, self.keys.folder.parent)
         assert machines is not None
-        async with await self.connect(identities.SELF, roles.Role.BOOTSTRAP) as bus:
+        own = await asyncio.to_thread(
+            identities.credentials, self.keys, identities.SELF, roles.Role.BOOTSTRAP
+        )
+        async with await self._connect(lambda: own) as bus:
             subject = subjects.from_identity(protocol.PART, bus.identity, "domain", LOGIN)
 
             async def ask(key: nkeys.KeyPair) -> credentials.Credentials:

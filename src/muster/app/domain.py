@@ -70,6 +70,7 @@ class Domain:
         self.folder = home.DomainFolder(settings.domain.folder.absolute())
         self.state = DomainState.STOPPED
         self.machines = membership.at_start(settings, self.folder.root)
+        self._monitored = monitored
         self._programs = programs
         self._refusal = program.ProgramRecord() if programs is None else programs.load()
         self.metrics = metrics.Metrics(process=True)
@@ -167,6 +168,8 @@ class Domain:
         try:
             await asyncio.to_thread(self.folder.create)
             await self._hold_folder()
+            if self._monitored:
+                await asyncio.to_thread(membership.check_whole, self.folder.root)
             await asyncio.to_thread(self.folder.end_former_children)
             await self._serve_pages()
             self.fork_server = fork_server.ForkServer()

@@ -110,6 +110,8 @@ class ManagementComponent:
         """Start and end managers, as their load requires."""
         managers = self._settings.managers
         counted = manager_count.ManagerCount(managers, managers_most(self._settings))
+        while _manager_names(self._settings, counted.count + 1)[-1] in self._children:
+            counted.count += 1  # this task failed, and is repeated
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(manager_count.LOOK_S)
@@ -125,6 +127,7 @@ class ManagementComponent:
                 self._context.log.info("manager-ended", manager=name)
                 await self._children[name].stop()
                 del self._children[name]
+                self._unready.discard(name)
 
     async def stop(self) -> None:
         await self._tasks.close()

@@ -19,11 +19,14 @@ from muster.app.machines import membership, program, roles
 from muster.core import errors
 from muster.core.net import hosts
 from muster.core.settings import domain
+from muster.core.telemetry import log
 from muster.trust import certificates as certificates_
 from muster.trust import keyring, machine_keys
 from muster.trust.permissions import roles as permission_roles
 
 PORT, ROUTE_PORT = 4222, 6222
+
+events = log.EventLog("app")
 
 
 class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +71,7 @@ class MachineAdmission:
         self._settings = settings
         self._trust = trust
         self._keys = machine_keys.MachineKeys(trust)
+        self._passwords = trust.passwords()
         self._folder = settings.domain.folder
 
     def machines(self) -> membership.MachineList:
@@ -136,15 +140,12 @@ class MachineAdmission:
         )
 
     def _logins(self, held: str) -> dict[str, str] | None:
-        passwords = self._trust.passwords()
-        if passwords.digest() == held:
+        if self._passwords.digest() == held:
             return None
-        records = passwords.records()
+        records = self._passwords.records()
         if sum(map(len, records.values())) > machine_keys.DOCUMENTS_BYTES:
-            raise errors.LimitExceeded(
-                f"{len(records)} logins are more than a gateway on another machine can have",
-                hint="remove logins that nobody uses: `muster web logins`",
-            )
+            events.error("too-many-logins", logins=len(records), limit_bytes=machine_keys.DOCUMENTS_BYTES)
+            return None  # it goes on with those that it has
         return records
 
     def login(self, machine: str, identity: str, role: str, public: str) -> str:

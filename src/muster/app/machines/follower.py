@@ -44,6 +44,7 @@ class MachineFollower:
 
     async def start(self, context: context_.ComponentContext) -> None:
         self._context = context
+        self._passwords = context.trust.passwords()
         self._heard_at_s = asyncio.get_running_loop().time()
         context.tasks.loop("machines", self._follow)
 
@@ -79,10 +80,10 @@ class MachineFollower:
             self._after,
             certificate_key="" if key is None else key.public,
             report=self._context.report,
-            logins=await asyncio.to_thread(self._context.trust.passwords().digest),
+            logins=await asyncio.to_thread(self._passwords.digest),
         )
         if page.logins is not None:
-            await asyncio.to_thread(self._context.trust.passwords().adopt, page.logins)
+            await asyncio.to_thread(self._passwords.adopt, page.logins)
         await asyncio.to_thread(
             machine_keys.adopt, settings.keys_folder, settings.domain.name, page.documents
         )

@@ -15,7 +15,7 @@ from muster.bus.brokers import storage
 from muster.core import errors, health
 
 PERIOD_S = 0.5
-GROUP_S = 2.0  # between two looks at the storage, when nothing is to be done
+GROUP_S = 5.0  # between two looks at the storage, when nothing is to be done
 
 
 class SharedStorage(Protocol):
@@ -41,7 +41,8 @@ class StorageGrowth:
         self._grown = grown
         self._known: membership.MachineList | None = None
         self._look_at_s = 0.0
-        self._behind: set[str] = set()  # brokers
+        self._behind: set[str] = set()  # brokers, seen so twice
+        self._late: set[str] = set()
         self._context: context_.ComponentContext
 
     async def start(self, context: context_.ComponentContext) -> None:
@@ -87,7 +88,8 @@ class StorageGrowth:
             )
         group = await self._shared.storage_group()
         behind = {name for budget in await self._context.bus.budgets() for name in budget.behind}
-        self._behind = behind | (group.members - group.current)
+        behind |= group.members - group.current
+        self._behind, self._late = behind & self._late, behind  # under load, one may be late for a moment
         for name in machines.lost(group.members):
             await self._shared.strike(name)
             self._context.log.info("broker-struck", broker=name)

@@ -23,6 +23,7 @@ from muster.trust import private_files
 from muster.trust.permissions import own_names, roles
 
 FILE = "machines.json"
+RECOVERING = "recovering.json"  # while `muster recover` changes the storage
 REPLICAS = 3
 MANAGERS_MAX = 8  # of a machine that joins
 AMQP_PORT = 5671
@@ -217,6 +218,12 @@ def at_start(settings_: domain.BaseSettings, folder: pathlib.Path) -> MachineLis
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     store(folder, made)
     return made
+
+
+def check_whole(folder: pathlib.Path) -> None:
+    """`errors.Refused` after an interrupted recovery: the storage is not complete. Blocks."""
+    if (folder / RECOVERING).exists():
+        raise errors.Refused("`muster recover` was interrupted on this machine", hint="repeat it")
 
 
 def is_joined(folder: pathlib.Path) -> bool:

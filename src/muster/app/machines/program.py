@@ -16,7 +16,6 @@ import os
 import pathlib
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 
 import msgspec
@@ -46,12 +45,12 @@ class ProgramRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GuardTask(msgspec.Struct, frozen=True, kw_only=True):
-    """What a guard watches. ``since_s``: when the former program ended."""
+    """What a guard watches. ``former_s``: when the domain was started with the former program."""
 
     home: str
     folder: str
     pid: int
-    since_s: float
+    former_s: float
     former: str
     chosen: ChosenProgram
     arguments: list[str]
@@ -120,14 +119,14 @@ class ProgramChoice:
             return False
         return True
 
-    def change(self, chosen: ChosenProgram, folder: home.DomainFolder) -> None:
+    def change(self, chosen: ChosenProgram, folder: home.DomainFolder, former_s: float) -> None:
         """Continue as this program, with a guard. The domain has stopped; does not return."""
         supervised = service_manager.is_present(os.environ)
         task = GuardTask(
             home=str(self._file.parent),
             folder=str(folder.root),
             pid=os.getpid(),
-            since_s=time.time(),
+            former_s=former_s,
             former=current(),
             chosen=chosen,
             arguments=self._arguments,

@@ -28,7 +28,7 @@ def watch(task: program.GuardTask) -> None:
         new = os.pidfd_open(task.pid)
         while not select.select([new], [], [], LOOK_S)[0]:
             running = folder.running()
-            if running is not None and running.pid == task.pid and running.started_at_s > task.since_s:
+            if running is not None and running.pid == task.pid and running.started_at_s != task.former_s:
                 return
             if time.monotonic() > deadline:
                 reason = f"it did not serve within {SERVES_S:g} s"

@@ -63,6 +63,7 @@ async def recover(
     folder = home.DomainFolder(settings.domain.folder)
     if folder.holder() is not None:
         raise errors.Conflict("the domain runs on this machine", hint="`muster down` first")
+    await asyncio.to_thread(_roll_back, folder)  # what a former command has begun
     machines = await asyncio.to_thread(membership.load, folder.root)
     if machines is None or not machines.here.broker or not machines.here.stores:
         raise errors.Refused(
@@ -202,20 +203,43 @@ async def _replace_storage(
 ) -> pathlib.Path:
     """Restore the streams in place of the storage of a cluster. Returns where that is now."""
     kept = folder.brokers.with_name(f"{folder.brokers.name}.{time.strftime('%Y%m%d-%H%M%S')}")
-    await asyncio.to_thread(folder.brokers.rename, kept)
+    mark = folder.root / membership.RECOVERING
+    begun = msgspec.json.encode(_Begun(kept=kept.name, machines=machines))
+    await asyncio.to_thread(files.write, mark, begun)
     try:
+        await asyncio.to_thread(folder.brokers.rename, kept)
         await asyncio.to_thread(_begin_alone, settings, machines)
         await backup.restore_streams(settings, streams, work / backup.STREAMS)
     except BaseException:
-        await asyncio.to_thread(shutil.rmtree, folder.brokers, ignore_errors=True)
-        await asyncio.to_thread(kept.rename, folder.brokers)
-        await asyncio.to_thread(membership.store, folder.root, machines)
+        await asyncio.to_thread(_roll_back, folder)
         raise
     keys = machine_keys.MachineKeys(trust)
     for known in machines.machines:
         if known is not machines.here:
             await asyncio.to_thread(keys.revoke, known.name)
+    await asyncio.to_thread(mark.unlink)
     return kept
+
+
+class _Begun(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be restored if the recovery is interrupted."""
+
+    kept: str
+    machines: membership.MachineList
+
+
+def _roll_back(folder: home.DomainFolder) -> None:
+    """Undo a recovery that was not completed. Blocks."""
+    mark = folder.root / membership.RECOVERING
+    if not mark.exists():
+        return
+    begun = msgspec.json.decode(mark.read_bytes(), type=_Begun)
+    kept = folder.brokers.with_name(begun.kept)
+    if kept.exists():
+        shutil.rmtree(folder.brokers, ignore_errors=True)
+        kept.rename(folder.brokers)
+    membership.store(folder.root, begun.machines)
+    mark.unlink()
 
 
 def _begin_alone(settings: app_settings.Settings, machines: membership.MachineList) -> None:
@@ -240,8 +264,9 @@ class _Replicas:
 
     def change_settings(self, file: pathlib.Path) -> None:
         own, values = (_flat(toml.read(path).tree) for path in (self.settings_file, file))
-        if own["domain.name"] != values.get("domain.name", own["domain.name"]):
-            raise errors.Conflict(f"the backup is of the domain {values['domain.name']}")
+        known = self.settings.domain.name
+        if values.get("domain.name", known) != known:
+            raise errors.Conflict(f"the backup is of the domain {values['domain.name']}, not of {known}")
         values |= {key: value for key, value in own.items() if key in OF_MACHINE}
         files.write(file, (HEAD + toml.sections(values)).encode(), mode=files.PUBLIC)
 

@@ -16,7 +16,7 @@ from typing import Protocol
 from muster.app.machines import membership, program
 from muster.core import errors
 
-SETTLE_S = 6.0  # everything has to work for so long; longer than the period of any check
+SETTLE_S = 12.0  # everything has to work for so long; longer than the period of any check
 LOOK_S = 0.5
 WHOLE_S = 30.0  # for a domain that is not upgraded yet to be whole
 
@@ -52,9 +52,8 @@ async def upgrade(
     domain: UpgradedMachines, path: str, *, timeout_s: float, say: Callable[[str], None]
 ) -> list[membership.MachineRow]:
     """``timeout_s``: for each machine. `errors.Refused` if the machines have their former programs again."""
-    await _until(domain, lambda _: "", min(timeout_s, WHOLE_S))  # nothing has been changed yet
+    rows = await _until(domain, lambda _: "", min(timeout_s, WHOLE_S))  # nothing has been changed yet
     changed: list[tuple[str, str]] = []
-    rows = await domain.machines()
     for row in rows:
         assert row.report is not None
         if row.report.program == path:
@@ -64,14 +63,18 @@ async def upgrade(
         try:
             await _change(domain, row.name, path, timeout_s)
         except errors.MusterError as error:
+            late: list[str] = []
             for name, former in reversed(changed):
                 say(f"{name}: back to {former}")
-                await _change(domain, name, former, timeout_s)
+                try:
+                    await _change(domain, name, former, timeout_s)
+                except errors.MusterError as second:
+                    late.append(f"{name} is not back: {second.message}")
             raise errors.Refused(
-                f"{error.message}; all machines run their former programs",
+                "; ".join((error.message, *(late or ["all machines run their former programs"]))),
                 hint="repeat the command when the reason is removed",
             ) from error
-    return await domain.machines()
+    return await _until(domain, lambda _: "", timeout_s) if changed else rows
 
 
 async def _change(domain: UpgradedMachines, name: str, path: str, timeout_s: float) -> None:
@@ -85,10 +88,11 @@ async def _change(domain: UpgradedMachines, name: str, path: str, timeout_s: flo
 
 async def _until(
     domain: UpgradedMachines, waits: Callable[[list[membership.MachineRow]], str], timeout_s: float
-) -> None:
+) -> list[membership.MachineRow]:
     """Until ``waits`` has no reason to wait, and nothing else has for some time."""
     deadline = time.monotonic() + timeout_s
     since_s, reason = time.monotonic(), "the domain has not replied"
+    rows: list[membership.MachineRow] = []
     while True:
         with contextlib.suppress(errors.Unavailable):  # the machine that replies restarts, or an election
             rows = await domain.machines()
@@ -97,7 +101,7 @@ async def _until(
         if reason:
             since_s = now_s
         elif now_s - since_s > SETTLE_S:
-            return
+            return rows
         if now_s > deadline:
             raise errors.TimedOut(f"after {timeout_s:g} s: {reason or 'it works only since then'}")
         await asyncio.sleep(LOOK_S)

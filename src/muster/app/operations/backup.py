@@ -83,6 +83,7 @@ CONTENTS = {
     "logs": LEFT_OUT,
     "run": LEFT_OUT,
     membership.FILE: LEFT_OUT,  # the other machines join again
+    membership.RECOVERING: LEFT_OUT,
 }
 
 Progress = Callable[[str, float], None]  # (current step, completed share)

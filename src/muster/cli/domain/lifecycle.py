@@ -94,7 +94,6 @@ def up(
     Runs in the foreground until Ctrl-C or SIGTERM; with --detach, in the background. With --with, --detach
     also waits until these parts are up, and fails with the reason if one is not.
     """
-    import sys
     import time
 
     from muster.app import home
@@ -102,13 +101,16 @@ def up(
 
     started = time.monotonic()
     place = home.Home.find(invocation.home)
-    program.ProgramChoice(place, sys.argv[1:]).hand_over()
     overrides = (*(f"{key}=true" for part in parts for key in PARTS[part][0]), *overrides)
+    arguments = ["--home", str(place.root), "up"]
+    arguments += [word for override in overrides for word in ("--set", override)]
+    more = ["--log-file"] if log_file else []
+    more += ["--detach", "--timeout", f"{timeout_s:g}s"] if detach else []
+    more += ["--ready-fd", str(ready_fd)] if ready_fd is not None else []
+    program.ProgramChoice(place, [*arguments, *more]).hand_over()
     settings = config.load(invocation, overrides)
     folder = home.DomainFolder(settings.domain.folder)
     place.stamp()
-    arguments = ["--home", str(place.root), "up"]
-    arguments += [word for override in overrides for word in ("--set", override)]
     if not detach:
         log_file = log_file or ready_fd is not None
         programs = program.ProgramChoice(place, [*arguments, *(["--log-file"] if log_file else [])])
@@ -201,9 +203,15 @@ def _in_front(
         programs=programs,
     )
 
+    waiting = [] if ready_fd is None else [ready_fd]
+
+    def ready() -> None:
+        while waiting:
+            process.notify_ready(waiting.pop())
+
     async def work() -> None:
         if ready_fd is not None:
-            process.notify_ready(ready_fd)
+            ready()
             await running.wait()
         invocation.printer.done(
             {"domain": settings.domain.name, "servers": list(running.servers)},
@@ -226,7 +234,8 @@ def _in_front(
     finally:
         end_log()
     if chosen is not None:
-        programs.change(chosen, running.folder)
+        ready()  # the guard waits for the other program
+        programs.change(chosen, running.folder, running.running.started_at_s)
 
 
 def _dashboard(url: str | None) -> str:

@@ -161,6 +161,7 @@ class PasswordStore:
         self.identities = identities
         self._folder = folder
         self._clock = clock
+        self._digest: tuple[tuple[tuple[str, int, int], ...], str] | None = None
 
     @property
     def attempts(self) -> pathlib.Path:
@@ -285,10 +286,16 @@ class PasswordStore:
 
     def digest(self) -> str:
         """Differs after any change of the records."""
-        made = hashlib.sha256()
-        for name, text in self.records().items():
-            made.update(f"{name} {len(text)} {text}\n".encode())
-        return made.hexdigest()
+        paths = sorted(self._folder.glob("*.json"))
+        seen = tuple(
+            (path.name, state.st_mtime_ns, state.st_ino) for path in paths for state in [path.stat()]
+        )
+        if self._digest is None or self._digest[0] != seen:
+            made = hashlib.sha256()
+            for name, text in self.records().items():
+                made.update(f"{name} {len(text)} {text}\n".encode())
+            self._digest = seen, made.hexdigest()
+        return self._digest[1]
 
     def adopt(self, records: Mapping[str, str]) -> None:
         """Have these records and no others, on a machine that joined."""

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import time
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 
 from muster.bus import api
 from muster.bus.memory import network
-from muster.bus.rpc import requests
+from muster.bus.rpc import admission, requests
 from muster.core import errors, messages, subjects
 from muster.notify import authorities, client, protocol, queries, rows
 from muster.notify import settings as settings_
@@ -160,6 +162,28 @@ async def test_a_flood_from_one_sender_does_not_starve_another(notifier, receive
     await mine.sender("quiet").send("alert", {"threat_level": 1}, timeout_s=20)
     assert (await web.next(timeout_s=30))["threat_level"] == 1
     await eventually(lambda: served.counts["overloaded"] > 0)
+
+
+async def test_new_addresses_use_up_the_share_of_their_sender_only(notifier, receivers):
+    served = await notifier()
+    mine, loud = await receivers("farm"), await receivers("loud")
+    await _define(mine)
+    web = await mine.advertise("web", "WebServer", STATE, policy="command AND action = 'heard'")
+    admission.of_loop(asyncio.get_running_loop()).share = 0.02
+    sender = loud.sender("siren")
+
+    async def send_forever() -> None:
+        for number in itertools.count():
+            address = " OR ".join(f"load = {number}.{clause}" for clause in range(250))
+            with contextlib.suppress(errors.MusterError):
+                await sender.send("command", {"action": "noise"}, to=address)
+
+    sending = asyncio.create_task(send_forever())
+    await eventually(lambda: served.common.server.refused["rate"])
+    await mine.sender("control").send("command", {"action": "heard"})
+    assert (await web.next(timeout_s=10))["action"] == "heard"
+    sending.cancel()
+    await asyncio.wait([sending])
 
 
 async def test_a_slow_transient_receiver_loses_the_rest_and_it_is_counted(notifier, receivers):

@@ -406,7 +406,7 @@ class RpcServer:
 
     # Refusing, without a task.
 
-    def measure(self, identity: str, work: Callable[[], None]) -> None:
+    def measure(self, identity: str, work: Callable[[], object]) -> None:
         """Do ``work``, and charge the time that it takes."""
         started_s = self._slices.start()
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import warnings
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 
@@ -131,6 +131,12 @@ async def test_changes_of_a_prefix_arrive_in_the_order_of_the_log(domain: memory
     async def changed(change: protocol.ContextChange) -> None:
         seen.append((change.key, None if change.value is None else change.value.decode()))
 
+    texts: list[str | None] = []
+
+    @domain.on_change("printers/1")
+    async def first(value: Optional[str]) -> None:  # noqa: UP045 - as many programs write it
+        texts.append(value)
+
     @domain.on_change("printers/2")
     async def second(value: str | None) -> None:
         raise ValueError("is logged, and the next change is handled")
@@ -142,6 +148,7 @@ async def test_changes_of_a_prefix_arrive_in_the_order_of_the_log(domain: memory
     await domain.contexts.delete("printers/1")
     expected = [("printers/1", "a"), ("printers/2", "c"), ("printers/1", None)]
     await eventually(lambda: seen == expected)
+    assert texts == ["a", None]
     watched = [
         (change.key, change.version)
         async for change in domain.contexts.watch("printers/", prefix=True, after_version=start, timeout_s=60)

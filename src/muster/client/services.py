@@ -90,8 +90,10 @@ def reader(handler: Handler) -> Reader:
     if not parameters:
         return lambda message: ()
     kind = _type_of(parameters[0], handler)
-    if isinstance(kind, types.UnionType) and len(kinds := set(kind.__args__) - {types.NoneType}) == 1:
-        (kind,) = kinds  # the value of a change may be None
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):
+        kinds = set(typing.get_args(kind)) - {types.NoneType}
+        if len(kinds) == 1:
+            (kind,) = kinds  # the value of a change may be None
     return lambda message: (_argument(message, kind),)
 
 

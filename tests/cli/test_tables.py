@@ -150,6 +150,22 @@ def test_a_table_of_eighty_columns_keeps_names_and_wraps_reasons(capsys, monkeyp
     assert f"{reason}  manager-1" in capsys.readouterr().out
 
 
+def test_an_alias_of_a_query_means_no_unit(capsys, monkeypatch):
+    columns = ["cpu_percent", "used_bytes", "age_s"]
+    rows = [{"cpu_percent": 10.94, "used_bytes": 123456, "age_s": 100}]
+    printer = output.Printer("table")
+    printer.rows(rows, columns, expands=True, measured={"cpu_percent"})
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["CPU", "used_bytes", "age_s"],
+        ["10.9", "%", "123456", "100"],
+    ]
+    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    printer.rows(rows, columns, expands=True, measured={"cpu_percent"})
+    assert "used_bytes  123456" in capsys.readouterr().out
+
+
 def test_rows_of_ten_columns_are_lists_on_a_terminal_of_eighty(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")

@@ -63,6 +63,7 @@ def test_tables_of_the_registry_are_joined_with_the_history(root):  # noqa: F811
     assert row == {"name": "web-1", "manager": None, "kind": "process", "tier": "front", "reports": 3}
     without_history = sql.query(None, "SELECT count(*) AS n, max(at_ms) AS last FROM rollouts", more=more)
     assert sql.rows(without_history.table) == [{"n": 0, "last": None}]
+    assert str(registry_tables.to_table(rows.JobRow, []).schema.field("next_ms").type) == "int64"
     with pytest.raises(errors.InvalidInput, match="nodes"):
         sql.query(None, "FROM nodes", more=more)
     answer = driver.quick("sql", "FROM resources", "--as-of", "1h", "--dir", root)

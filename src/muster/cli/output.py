@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from muster.cli import tables
@@ -127,12 +127,14 @@ class Printer:
         of: str = "",
         empty: str = "",
         expands: bool = False,
+        measured: Collection[str] | None = None,
     ) -> None:
         """Print a list. A table shows ``columns``; json and yaml carry all fields.
 
         A column whose name ends with ``?`` is shown if there is room for it, and with ``-o wide``. ``of``
         replaces the title of the first column; ``empty`` is printed for an empty list. ``expands``: if the
-        columns do not fit, each row is printed as a list of its values.
+        columns do not fit, each row is printed as a list of its values. ``measured``: the columns whose names
+        mean a unit (default: all); the others are names and values of the user, and shown as they are.
         """
         if not self.for_people:
             self._dump(list(rows))
@@ -143,8 +145,10 @@ class Printer:
             values = [_plain(row) for row in rows]
             names = [column.removesuffix("?") for column in columns]
             titles = [cell_texts.title(name).upper() for name in (of or columns[0], *columns[1:])]
+            own = set() if measured is None else {name for name in names if name not in measured}
+            titles = [name if name in own else title for name, title in zip(names, titles, strict=True)]
             cells = [[value.get(name) for name in names] for value in values]
-            self._table(titles, columns, cells, expands=expands)
+            self._table(titles, columns, cells, expands=expands, own=own)
 
     def facts(self, facts: Record) -> None:
         """Print an object as names and values."""
@@ -176,13 +180,17 @@ class Printer:
         rows: Sequence[Sequence[Any]],
         *,
         expands: bool,
+        own: Collection[str],
     ) -> None:
         import rich.cells
         import rich.table
 
         names = [column.removesuffix("?") for column in columns]
         cells = [
-            [_harmless(cell_texts.cell(name, value)) for name, value in zip(names, row, strict=True)]
+            [
+                _harmless(cell_texts.cell("" if name in own else name, value))
+                for name, value in zip(names, row, strict=True)
+            ]
             for row in rows
         ]
         widths = [max(map(rich.cells.cell_len, texts)) for texts in zip(*cells, strict=True)]
@@ -190,7 +198,7 @@ class Printer:
         room = self._console(sys.stdout).width if sys.stdout.isatty() and self.form != "wide" else None
         words = [tables.longest_word(texts) for texts in zip(*cells, strict=True)]
         if expands and room is not None and not tables.fits(columns, widths, words, room):
-            unique = cell_texts.titles(names)
+            unique = cell_texts.titles(name for name in names if name not in own)
             for number, row in enumerate(cells, 1):
                 sys.stdout.write(f"-- row {number} ".ljust(tables.RULE, "-") + "\n")
                 self._pairs(

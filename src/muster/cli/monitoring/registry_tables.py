@@ -41,7 +41,9 @@ def to_table(kind: type[msgspec.Struct], stored: Sequence[msgspec.Struct]) -> pa
     """A column for each field. Lists of names are lists; other nested values are JSON."""
     import pyarrow as pa
 
-    columns = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), list[str]: pa.list_(pa.string())}
+    columns: dict[Any, Any] = {bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
+    columns |= {kind | None: type_ for kind, type_ in columns.items()}
+    columns[list[str]] = pa.list_(pa.string())
     types = {name: columns.get(hint, pa.string()) for name, hint in typing.get_type_hints(kind).items()}
 
     def value(row: msgspec.Struct, name: str) -> Any:

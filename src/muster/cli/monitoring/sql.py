@@ -77,10 +77,10 @@ def sql(
     """Run a SELECT over the tables of the history and of the registry.
 
     The tables of the history are nodes, groups, alerts and hourly; alerts_current is a view. See
-    docs/reference/history.md. Those of the registry are resources, agents, managers, rollouts, secrets
-    (without values) and orphans, with the columns of `-o wide` of the other commands; nested values are JSON.
-    DuckDB runs the query in this process, without access to files or the network; --spark runs it on the
-    configured master, for more data than one machine can process.
+    docs/reference/history.md. Those of the registry are resources, agents, managers, rollouts, jobs,
+    secrets (without values) and orphans, with the columns of `-o wide` of the other commands; nested values
+    are JSON. DuckDB runs the query in this process, without access to files or the network; --spark runs it
+    on the configured master, for more data than one machine can process.
 
     If the columns do not fit into the terminal, each row is printed as a list of its values; -o wide prints
     the table in any case.
@@ -119,6 +119,16 @@ def _of_registry(invocation: command.Invocation, names: set[str], moment: Any) -
     )
 
 
+def _stored_columns() -> set[str]:
+    """The names of columns of the tables; an alias of a query says nothing of a unit."""
+    from muster.cli.monitoring import registry_tables
+    from muster.pipeline.history import tables
+
+    of_registry = {name for table in registry_tables.TABLES.values() for name in table.row.__struct_fields__}
+    definitions = tables.definitions().values()
+    return of_registry | {column.name for definition in definitions for column in definition.columns}
+
+
 def _with_spark(
     invocation: command.Invocation, location: str, query: str, rows: int | None, moment: Any
 ) -> tuple[Any, bool]:
@@ -150,7 +160,9 @@ def _write(invocation: command.Invocation, table: Any, to: Path | None) -> None:
 
         files.write(to, msgspec.json.encode(sql_.rows(table)), mode=files.requested_mode())
     else:
-        output.Printer(form).rows(sql_.rows(table), table.column_names, empty="no rows", expands=True)
+        output.Printer(form).rows(
+            sql_.rows(table), table.column_names, empty="no rows", expands=True, measured=_stored_columns()
+        )
         return
     invocation.printer.note(f"wrote {units.format_count(table.num_rows, 'row')} to {to}")
 

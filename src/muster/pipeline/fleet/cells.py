@@ -93,7 +93,6 @@ class CellTable:
         self._figures: Floats | None = None
         self._extras: list[dict[str, columns.MetricRollup]] | None = None
         self._rollups: list[dict[str, columns.MetricRollup]] | None = None
-        self._stated: list[list[int]] | None = None
 
     def __len__(self) -> int:
         return len(self.total)
@@ -366,11 +365,6 @@ class CellTable:
                 standard |= others
         return self._rollups
 
-    def stated(self) -> list[list[int]]:
-        """For each row: its reports in each of `STATES`. The table must not change afterwards."""
-        self._stated = self._stated or self.states.T.tolist()
-        return self._stated
-
     def figures(self) -> Floats:
         """A layer for each row, with a row for each of `FIGURES` and a column for each metric; NaN where
         nothing was measured."""
@@ -469,7 +463,7 @@ class WindowCell:
 
     @property
     def states(self) -> dict[str, int]:
-        counts = self.table.stated()[self.row]
+        counts = self.table.states[:, self.row].tolist()
         return {name: count for name, count in zip(STATES, counts, strict=True) if count}
 
     @property

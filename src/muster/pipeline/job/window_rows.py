@@ -50,6 +50,8 @@ SCHEMA = pa.schema(
         *((name, pa.int64()) for name in (*SUMMED, "lag_ms")),
     ]
 )
+#: Columns that are fields of a window.
+_TYPED = [name for name in state.ClosedWindow.__struct_fields__ if name != "cells"]
 MERGED_BY_DRIVER = 5000  # shares of groups in a batch: for fewer, a further step of Spark costs too much
 NOT_STORED = "rollups-not-in-history"  # counter: rows
 HISTORY_FULL, HISTORY_FAILED = "history-full", "history-failed"  # times
@@ -83,13 +85,7 @@ def of_windows(closed: Iterable[state.ClosedWindow], shard: int, plan: MergePlan
             "kind": WINDOW,
             "part": plan.parts[number],
             "shard": shard,
-            "scope": window.scope,
-            "from_ms": window.from_ms,
-            "width_ms": window.width_ms,
-            "gone": window.gone,
-            "names": window.names,
-            "known": window.known,
-            "stale": window.stale,
+            **{name: getattr(window, name) for name in _TYPED},
             **content(plan.folder, encode(window.table().pack())),
         }
         for number, window in merged.divided(closed, len(plan.parts))
@@ -97,16 +93,8 @@ def of_windows(closed: Iterable[state.ClosedWindow], shard: int, plan: MergePlan
 
 
 def read_window(row: Any) -> state.ClosedWindow:
-    return state.ClosedWindow(
-        scope=row["scope"],
-        from_ms=row["from_ms"],
-        width_ms=row["width_ms"],
-        names=row["names"],
-        known=row["known"],
-        stale=row["stale"],
-        cells=msgspec.msgpack.decode(read_content(row)),
-        gone=row["gone"],
-    )
+    cells = msgspec.msgpack.decode(read_content(row))
+    return state.ClosedWindow(cells=cells, **{name: row[name] for name in _TYPED})
 
 
 def read_content(row: Any) -> bytes:

@@ -7,8 +7,8 @@ core of the machine of `benchmarks/results`:
 - `MERGE_US`: for each group of a window at the executors, with some shares: ``--shards 8`` used 91;
 - `DRIVER_US`: for each group of a window at the driver, which is one process. The same command has 6; what
   publishing takes is assumed with a reserve: some 40 in a run of ``benchmarks/pipeline_domain.py``;
-- `SHARD_BATCH_US`: for each shard in each batch, however little it has to do: 50,000 plain machines took
-  17.3 µs a report with 2 shards, and 46.4 with 64, in ``benchmarks/pipeline_domain.py``;
+- `SHARE_US`: for each further shard that has machines of a group, in each window: 24,000 machines in 1,200
+  groups took 14.0 µs a report with 8 shards and 33.6 with 64, on two busy cores: some 50 then;
 - `SPARK_US`: Spark's Java process; assumed, with a reserve: `benchmarks/results/pipeline.json` has 6.1 % of
   two cores for 100,000 plain reports a second, which is 1.2;
 - `STREAM_BYTES`, `HISTORY_BYTES`, `STATE_BYTES`: bytes of a report in the stream and in merged files of the
@@ -26,7 +26,7 @@ SHARD_US = 10.0
 SPARK_US = 3.0
 MERGE_US = 100.0
 DRIVER_US = 50.0
-SHARD_BATCH_US = 25_000.0
+SHARE_US = 30.0
 STREAM_BYTES = retention.REPORT_BYTES
 HISTORY_BYTES = 220
 STATE_BYTES = 2000
@@ -50,17 +50,17 @@ def cluster_size(
 ) -> dict[str, float]:
     """``hours``: of reports in the stream; ``replicas``: of the stream; ``shards``: 0, as many as are needed.
 
-    ``report_us``: the CPU of a report; ``driver_s``: the driver's time for a window, which must
-    be shorter than the window (``holds``).
+    ``report_us``: the CPU of a report; ``driver_s``: the driver's time for a window, which must be shorter
+    than the window (``holds``).
     """
     reports_s = machines / period_s
     busy_us = reports_s * (SOURCE_US + SHARD_US + SPARK_US) + groups / window_s * MERGE_US
-    # Each core has one shard or more, which costs something itself.
-    free_us = 1e6 * USED - SHARD_BATCH_US / trigger_s
-    cores = max(2, math.ceil(busy_us / max(free_us, 1e5)))
-    needed = shards or cores * math.ceil(machines / SHARD_MACHINES / cores)
+    needed = shards or max(2, math.ceil(machines / SHARD_MACHINES), math.ceil(busy_us / 1e6 / USED))
+    shares = min(machines, groups * needed) - min(machines, groups * 2)
+    busy_us += max(0, shares) / window_s * SHARE_US
+    cores = max(2, math.ceil(busy_us / 1e6 / USED))
+    needed = shards or cores * math.ceil(needed / cores)
     driver_s = groups * DRIVER_US / 1e6
-    all_us = busy_us + needed * SHARD_BATCH_US / trigger_s + driver_s / window_s * 1e6
     return {
         "machines": machines,
         "groups": groups,
@@ -68,7 +68,7 @@ def cluster_size(
         "stream_bytes_s": reports_s * STREAM_BYTES,
         "stream_bytes": retention.report_bytes(machines, period_s, hours),
         "broker_bytes_s": reports_s * STREAM_BYTES * (replicas + 1),  # stored on each replica, and read once
-        "report_us": all_us / reports_s,
+        "report_us": (busy_us + driver_s / window_s * 1e6) / reports_s,
         "executor_cores": cores,
         "executors": math.ceil(cores / EXECUTOR_CORES),
         "partitions": cores,

@@ -75,6 +75,11 @@ async def test_an_alert_is_followed_to_the_operation_that_answers_it(tmp_path, v
                 for model in (test_reactions.SERVER, test_reactions.COMMAND):
                     await mine.define(model)
             wait_until(lambda: olga.get("/receivers").json()["items"], timeout_s=90)
+            for prefix, count in (("boot", 1), ("*trap/w", 1), ("trap/w", 0), ("*none", 0)):
+                listed = olga.get("/receivers", params={"prefix": prefix}).json()["items"]
+                assert (prefix, len(listed)) == (prefix, count)
+            found = olga.get("/find", params={"q": "trap/w"}).json()["items"]
+            assert [thing["page"] for thing in found] == ["/playground?receiver=bootstrap%2Fweb"]
             async with await running.connect("pipeline", roles.Role.PIPELINE) as bus:
                 stream = await bus.stream(protocol.streams()[1])
                 data = messages.encode(test_reactions.alert(1))

@@ -531,6 +531,25 @@ ACTS = [
 ]
 
 
+def test_the_page_of_a_context_shows_its_earlier_values(lab, olga):
+    for value in ("the first", "the second"):
+        assert olga.put("/contexts/remembered", json={"value": value}).status_code == 200
+    with browsing(lab, "olga") as browser:  # the tables wait for slow sections
+        page = browser.get("/contexts/details", params={"key": "remembered", "tables": "1"}).text
+    assert ("the first" in page, "the second" in page) == (True, True)
+
+
+def test_a_long_message_about_a_result_reaches_its_page(lab):
+    with browsing(lab, "olga") as browser:
+        token = browser.get("/contexts").text.split('name="form" value="', 1)[1].split('"', 1)[0]
+        fields = {"form": token, "back": "/contexts", "covers": "名" * 3000, "for_s": "1h"}
+        answer = browser.post("/do/silence", data=fields)
+        page: Any = lxml.html.fromstring(answer.text)
+        (notice,) = page.find_class("notice")
+        assert notice.text_content().startswith("Failed: ")
+        assert len(answer.history[0].headers["set-cookie"]) < 4096
+
+
 def test_a_viewer_cannot_act_and_each_attempt_is_written_down(vera, admin):
     begin_ms = int(time.time() * 1000)  # other tests are refused too
     for method, path, body in ACTS:

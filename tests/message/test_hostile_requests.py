@@ -335,3 +335,17 @@ def test_the_number_of_cached_selectors_is_limited():
     for number in range(selectors.CACHED_MAX + 10):
         cache.get(f"a={number}")
     assert len(cache) == selectors.CACHED_MAX
+
+
+@pytest.mark.parametrize(
+    "decode", [protocol.decode_request, protocol.decode_reply, peer_protocol.decode_request]
+)
+def test_a_request_that_is_nested_too_deeply_is_malformed(decode: Any):
+    nested = b"\x82\xa7request\xa6queues\xa1x" + b"\x91" * 5000 + b"\x01"
+    with pytest.raises(errors.MusterError):
+        decode(nested)
+
+
+def test_a_header_that_is_nested_too_deeply_is_malformed():
+    with pytest.raises(message_errors.FormatError):
+        messages.decode_meta('{"x":' + "[" * 3000 + "]" * 3000 + "}")

@@ -123,7 +123,7 @@ def decode_meta(raw: bytes | str) -> MessageMeta:
     """Decode the header. Raises `FormatError` if it is malformed, since any client may have written it."""
     try:
         return _decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise errors.FormatError(f"the header {HEADER} is malformed: {error}") from error
 
 

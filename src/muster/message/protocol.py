@@ -454,14 +454,14 @@ def decode_request(data: bytes) -> DispatcherRequest:
     try:
         request: DispatcherRequest = _requests.decode(data)
         return request
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise errors.InvalidInput(f"not a request to the dispatcher: {error}") from error
 
 
 def decode_reply(data: bytes) -> DispatcherReply:
     try:
         return _replies.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise errors.MusterError(f"the reply of the dispatcher cannot be decoded: {error}") from error
 
 

@@ -17,7 +17,7 @@ from muster.gateways.amqp import gateway as amqp_gateway  # noqa: E402
 from muster.gateways.amqp import memory_budget  # noqa: E402
 from muster.gateways.amqp.links import consumers  # noqa: E402
 from muster.gateways.amqp.protocol import engine, frames  # noqa: E402
-from muster.message import destinations, protocol  # noqa: E402
+from muster.message import destinations, messages, protocol  # noqa: E402
 from muster.message.amqp_format import amqp_types  # noqa: E402
 from muster.message.client import partition_link  # noqa: E402
 from muster.message.dispatcher import leadership  # noqa: E402
@@ -538,3 +538,56 @@ async def test_open_transactions_are_bounded_over_all_connections_of_a_login(
     ) as bounded:
         assert await asyncio.to_thread(work, bounded.port) == [accepted, rejected, accepted]
         await eventually.eventually(lambda: not bounded.connections and not bounded._budgets)
+
+
+async def test_an_internal_error_ends_one_connection_only(
+    gateway: amqp_gateway.AmqpGateway, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
+):
+    """What it held is delivered to another one."""
+    producer = (await dial()).session().producer(destinations.queue("orders"))
+    broken = await asyncio.to_thread(raw_client.Raw, gateway.port, "broken")
+    raw_client.receiver(broken, "queue:orders")
+    await asyncio.to_thread(broken.until, lambda: broken.session.state & proton.Endpoint.REMOTE_ACTIVE)
+    (client,) = gateway.connections
+    await eventually.eventually(lambda: client.outgoing_links)
+
+    def fail() -> bool:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(client, "process_pending", fail)
+    await producer.send("one")
+    await eventually.eventually(lambda: client not in gateway.connections)
+    broken.socket.close()
+
+    def work() -> object:
+        raw = raw_client.Raw(gateway.port, "sound")
+        message, _ = raw_client.receive(raw, raw_client.receiver(raw, "queue:orders"))
+        raw.socket.close()
+        return message.body
+
+    assert await asyncio.to_thread(work) == "one"
+
+
+async def test_a_message_nested_too_deeply_stops_no_client(
+    gateway: amqp_gateway.AmqpGateway, connect: fixtures.Connect
+):
+    """Its header is refused like any other malformed one, whichever connection reads it first."""
+    names = ("first", "second")
+    ready: list[asyncio.Future[None]] = [asyncio.get_running_loop().create_future() for _ in names]
+
+    def work(name: str, attached: asyncio.Future[None]) -> object:
+        raw = raw_client.Raw(gateway.port, name)
+        receiver = raw_client.receiver(raw, "topic:news")
+        raw.until(lambda: receiver.state & proton.Endpoint.REMOTE_ACTIVE)
+        attached.get_loop().call_soon_threadsafe(attached.set_result, None)
+        message, _ = raw_client.receive(raw, receiver)
+        raw.socket.close()
+        return message.body
+
+    working = [asyncio.create_task(asyncio.to_thread(work, *each)) for each in zip(names, ready, strict=True)]
+    await asyncio.gather(*ready)
+    publisher = await connect("publisher")
+    nested = '{"x":' + "[" * 3000 + "]" * 3000 + "}"
+    await publisher.publish("topic.news", b"bad", headers={messages.HEADER: nested})
+    await publisher.publish("topic.news", b"good")
+    assert await asyncio.gather(*working) == ["good", "good"]

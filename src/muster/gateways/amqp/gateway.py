@@ -190,15 +190,24 @@ class AmqpGateway(lifecycle.ServiceContext):
         self._run_due()
         if self._unfinished:
             client = self._unfinished.popleft()
-            if client.process_pending():
+            if self._process_pending(client):
                 self._unfinished.append(client)
             self._schedule()
 
     def _run_due(self) -> None:
         due, self._due = self._due, []
-        self._unfinished += [client for client in due if client.process_pending()]
+        self._unfinished += filter(self._process_pending, due)
         if self._unfinished:
             self._schedule()
+
+    def _process_pending(self, client: connection.AmqpConnection) -> bool:
+        """Whether more is waiting. An internal error ends this connection only."""
+        try:
+            return client.process_pending()
+        except Exception as error:  # noqa: BLE001
+            events.error("amqp-failed", error=error)
+            client.abort()
+            return False
 
     def _bus_lost(self, shared_connection: bus_connections.SharedConnection) -> None:
         """Abort the connections of its clients, which have to log in again."""

@@ -82,7 +82,7 @@ def read(page: api.StoredMessage) -> Iterator[tuple[int, str, PagedMessage]]:
     """The messages of a page, in the order of their numbers, each with its number and its subject."""
     try:
         decoded = _pages.decode(page.data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise errors.InvariantViolation(f"page {page.sequence} of the log is unreadable: {error}") from error
     if not decoded.parts:
         first, subject = page.sequence << BITS, page.subject
@@ -95,5 +95,5 @@ def read(page: api.StoredMessage) -> Iterator[tuple[int, str, PagedMessage]]:
 def cover(page: api.StoredMessage) -> PageCover:
     try:
         return _covers.decode(page.data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise errors.InvariantViolation(f"page {page.sequence} of the log is unreadable: {error}") from error

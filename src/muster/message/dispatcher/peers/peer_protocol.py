@@ -123,7 +123,7 @@ def decode_request(data: bytes) -> PeerRequest:
     try:
         request: PeerRequest = _requests.decode(data)
         return request
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise errors.InvalidInput(f"not a request between dispatchers: {error}") from error
 
 

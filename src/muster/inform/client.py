@@ -191,7 +191,8 @@ class InformClient:
     async def watch(self, key: str, *, after_version: int = 0) -> AsyncGenerator[protocol.ContextChange]:
         """Yield every change after that version, in order, without end; continues if a node is lost.
 
-        `errors.NotFound` if the log no longer has the next change.
+        `errors.NotFound` if the log no longer has the next change. After a deletion, it continues with the
+        first change that the log has.
         """
 
         async def always() -> InformClient:

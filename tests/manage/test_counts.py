@@ -82,6 +82,14 @@ def test_instances_are_a_group_of_their_own():
     assert later["late"].depends_on == ("web-1", "web-2")
 
 
+def test_instances_are_not_renamed():
+    """The next apply would delete what has another name."""
+    state = fleet(a={})
+    apply(state, entry("web", 2))
+    with pytest.raises(errors.Refused, match="'web-1' is an instance of 'web', which names it"):
+        state.rename("web-1", "front", "ann")
+
+
 def test_braces_of_an_entry_without_a_count_stay():
     (spec,) = place(fleet(**ZONES), entry("web", agent="a1", config={"value": "{index}"}))
     assert spec.config == {"value": "{index}"}

@@ -166,6 +166,8 @@ def delete(
         done = registry_calls.call_registry(invocation, to, work)
     did = "removed" if force else "deleting" if wait_s is None else "deleted"
     invocation.printer.done(done, f"{did} {units.format_count(len(done.deleting), 'resource')}")
+    if where and not done.deleting:
+        invocation.printer.note(command.empty_result("the predicate selects no resource", (), where))
 
 
 @click.command(

@@ -609,6 +609,8 @@ class AssignmentProcessor:
             raise errors.Conflict(f"{name!r} is being {being}", hint=hint)
         if resource.spec.schedule is not None or resource.spec.is_run:
             raise errors.Refused(f"{name!r} is a periodic job or a run of one, which cannot be renamed")
+        if resource.spec.index:
+            raise errors.Refused(f"{name!r} is an instance of {resource.spec.entry!r}, which names it")
         if protocol.TOPOLOGY in resource.spec.labels:
             raise errors.Refused(f"{name!r} belongs to a topology, whose brokers refer to each other by name")
         changes = records.RegistryChanges(epoch=self.epoch)
@@ -669,9 +671,7 @@ class AssignmentProcessor:
             if force or resource.spec.schedule is not None:  # which is nowhere
                 self.remove(changes, name)
             elif not resource.deleting:
-                changes.resources[name] = msgspec.structs.replace(
-                    resource, deleting=True, by=by, generation=resource.generation + 1
-                )
+                changes.resources[name] = _ending(resource, by)
         return changes
 
     def remove(self, changes: records.RegistryChanges, name: str) -> None:
@@ -696,9 +696,7 @@ class AssignmentProcessor:
             if not is_live:
                 self.remove(changes, name)
             elif not resource.deleting:
-                changes.resources[name] = msgspec.structs.replace(
-                    resource, deleting=True, by=by, generation=resource.generation + 1
-                )
+                changes.resources[name] = _ending(resource, by)
         return changes
 
     def remove_agent(self, agent: str) -> records.RegistryChanges:
@@ -736,6 +734,11 @@ class AssignmentProcessor:
                 if resource.formerly and status.generation == resource.generation:
                     changes.resources[name] = msgspec.structs.replace(resource, formerly="")
         return changes, refused
+
+
+def _ending(resource: records.ResourceRecord, by: str) -> records.ResourceRecord:
+    generation = resource.generation + 1
+    return msgspec.structs.replace(resource, deleting=True, by=by, generation=generation)
 
 
 def _progress(status: protocol.ResourceStatus) -> tuple[bool, bool, int]:

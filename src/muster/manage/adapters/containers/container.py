@@ -201,6 +201,7 @@ class ContainerAdapter(transitions.RunAdapter):
             await self._remove(config)
             token = base.new_mark(self.context.folder and self.context.folder.parent)
             self.context.runtime |= {"config": _identity(config), "token": token}
+            self._is_visible = True
             self._record_generation()
             await self.context.save()
             environment[os_process.MARK] = token

@@ -81,9 +81,9 @@ class InformSettings(sections.SettingsSection, frozen=True, kw_only=True):
     timeout_s: Annotated[
         float,
         doc(
-            "How long a node waits for a reply of another node; then its primaries are moved. Too short "
-            "replaces nodes that are only slow, which costs an append. Too long delays writes after the "
-            "loss of a node.",
+            "How long a node waits for a reply of another node. Then the primaries of that node are moved, "
+            "unless it is connected and answers a warning in the log within 2 s. Too short refuses writes to "
+            "nodes that are slow. Too long delays writes after the loss of a node.",
             gt=0,
         ),
     ] = 10.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -72,6 +73,18 @@ async def returned(machines: test_three_machines.Machines, name: str) -> AsyncIt
         await process.wait()
 
 
+async def names_what_is_missing(machines: test_three_machines.Machines, name: str) -> bool:
+    listed = (await machines.cli("doctor", "-o", "json", at=name)).json()
+    found = {row["check"]: row for row in listed}
+    silent, behind = found["machines"], found["streams"]
+    return (
+        "c has not been heard for" in silent["finding"]
+        and silent["state"] == "fault"
+        and "replicas are not current: fleet-c" in behind["finding"]
+        and behind["state"] == "warning"
+    )
+
+
 async def away(*_: object, **__: object) -> None:
     raise errors.Unavailable("the broker is away")
 
@@ -88,6 +101,8 @@ async def test_the_first_machine_goes_on_alone_and_refuses_those_that_were_lost(
     assert refused.code != 0
     assert "the domain runs" in refused.err
     await machines.stop("c")
+    for name in "ba":  # any machine says what is missing in the whole domain
+        await eventually(functools.partial(names_what_is_missing, machines, name), timeout_s=40)
     lost = machines.keyring("b").credentials("message")
     await machines.stop("a")
     answers = await machines.cli("recover")

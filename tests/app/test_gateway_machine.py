@@ -38,6 +38,8 @@ async def test_a_client_of_a_gateway_on_another_machine_acts_as_itself_until_it_
         async with domain.Domain(settings, components=[gateway]) as running:
             assert gateway.health().state is health.HealthState.UP
             assert gateway.url == f"amqps://{machines.address('d')}:5671"
+            at_first = machines.running["a"]
+            await eventually(lambda: at_first._gateways() == (gateway.url,), timeout_s=30)
             await eventually(lambda: own.passwords().names() == ["alice"], timeout_s=10)
             assert own.passwords().check("alice", "correct horse").role is roles.Role.USER
             with pytest.raises(errors.Unauthorized):

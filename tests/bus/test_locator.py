@@ -252,6 +252,39 @@ async def test_one_address_leads_to_all_brokers_and_the_emptiest_comes_first(tri
             await item.close()
 
 
+async def test_brokers_that_came_after_its_start_are_found(trio):
+    known: list[str] = []
+    async with locator_server.Locator(["nats://127.0.0.1:9"], later=lambda: known, refresh_s=0) as here:
+        with pytest.raises(errors.Unavailable):
+            await locator_client.locate(here.url)
+        known += trio.urls
+        assert set(await locator_client.locate(here.url)) == set(trio.urls)
+
+
+async def test_gateways_that_accept_clients_are_a_failover_url_for_jms():
+    async def end(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    servers = [await asyncio.start_server(end, "127.0.0.1", 0) for _ in range(2)]
+    first, second = (f"amqps://127.0.0.1:{each.sockets[0].getsockname()[1]}" for each in servers)
+    known = [first, "amqps://127.0.0.1:9", second]
+    async with locator_server.Locator(["nats://127.0.0.1:9"], gateways=lambda: known) as here:
+
+        async def located(query: str = "") -> Any:
+            return await http_client.get(f"{here.url}/locate?protocol=amqp{query}")
+
+        assert (await located()).json() == {
+            "gateways": [first, second],
+            "failover": f"failover:({first},{second})",
+        }
+        assert (await located()).json()["gateways"] == [second, first], "clients are distributed"
+        assert (await located("&client=10.0.0.9")).status == 503, "they listen on loopback"
+        servers[0].close()
+        await servers[0].wait_closed()
+        assert (await located()).json()["gateways"] == [second]
+    servers[1].close()
+
+
 async def test_a_crowd_that_comes_at_once_is_spread(trio, monkeypatch):
     monkeypatch.setattr(broker_order, "load", lambda value: 0.0)  # of their CPU, which other tests use too
     async with locator_server.Locator(trio.urls, access=ACCESS, refresh_s=60) as here:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import itertools
 import os
 import time
 from collections.abc import Awaitable, Iterable
@@ -83,7 +84,9 @@ class Domain:
         )
         self.trust: keyring.Keyring
         self.bus: api.Bus
-        self._locator = locator.LocatorComponent(self._located) if settings.bus.locator else None
+        self._locator = (
+            locator.LocatorComponent(self._located, self._gateways) if settings.bus.locator else None
+        )
         self._log = log.EventLog("app", domain=settings.domain.name)
         self._growth: growth.StorageGrowth | None = None
         self._budgets = retention.RetentionMonitor(replicas=self._replicas_at_least)
@@ -242,6 +245,11 @@ class Domain:
         follows = self.machines is not None and self.settings.bus.follow_machines
         return (self.machines.remote_urls if self.machines and follows else ()) or self.settings.bus.servers
 
+    def _gateways(self) -> tuple[str, ...]:
+        """For AMQP: that of this machine and, where machines report, those of the others."""
+        of_others = (member.gateways for member in self._components if hasattr(member, "gateways"))
+        return tuple(url for url in (self.url_of("amqp"), *itertools.chain(*of_others)) if url)
+
     def _located(self) -> tuple[str, ...]:
         return self.servers if self.brokers is None else (*self.brokers.urls, *self.brokers.remote_urls)
 
@@ -280,6 +288,7 @@ class Domain:
             version=muster.__version__,
             program=program.current(),
             problem="; ".join(problems),
+            amqp=self.url_of("amqp"),
             refused=self._refusal.refused,
             refused_reason=self._refusal.reason,
         )

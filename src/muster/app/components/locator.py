@@ -20,8 +20,11 @@ class LocatorComponent:
     depends_on: Sequence[str] = ()
     vital = False  # clients with a broker's address need no locator
 
-    def __init__(self, servers: Callable[[], Sequence[str]]) -> None:
+    def __init__(
+        self, servers: Callable[[], Sequence[str]], gateways: Callable[[], Sequence[str]] = tuple
+    ) -> None:
         self._servers = servers
+        self._gateways = gateways
         self._locator: server.Locator | None = None
 
     @property
@@ -45,6 +48,7 @@ class LocatorComponent:
             port=settings.bus.locator_port,
             tls=tls,
             later=self._servers,
+            gateways=self._gateways,
         )
         await made.start()
         self._locator = made

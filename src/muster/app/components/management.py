@@ -275,6 +275,12 @@ class ManagementComponent:
         )
         return bootstrap_client.IssuedEnrolment(name=name, token=token)
 
+    @property
+    def gateways(self) -> list[str]:
+        """Of the other machines, for AMQP."""
+        since_s = time.monotonic() - membership.SILENT_S
+        return [report.amqp for at_s, report in self._reports.values() if report.amqp and at_s > since_s]
+
     async def _machines(self) -> list[membership.MachineRow]:
         known = await asyncio.to_thread(self._admission.machines)
         now_s = time.monotonic()

@@ -56,13 +56,15 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MachineReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a machine says of itself. ``problem``: what does not work. ``refused``: a program that did not."""
+    """What a machine says of itself. ``problem``: what does not work. ``refused``: a program that did not.
+    ``amqp``: the URL of its gateway."""
 
     version: str
     program: str
     problem: str = ""
     refused: program_.ChosenProgram | None = None
     refused_reason: str = ""
+    amqp: str = ""
 
 
 class MachineRow(Machine, frozen=True, kw_only=True):

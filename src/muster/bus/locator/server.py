@@ -35,6 +35,7 @@ from muster.bus.brokers import config, system_account, topology
 from muster.bus.http import server
 from muster.bus.locator import broker_order
 from muster.core import errors, lifecycle
+from muster.core.net import hosts
 
 REFRESH_S = 1.0
 FORGET_S = 300.0  # an address without a broker for this time is not tried any more
@@ -44,6 +45,7 @@ PROBES_MAX = 16
 OF_ADDRESS_MAX = 64  # connections of one client
 ADDRESSES_MAX = 1024  # that a survey probes: whatever listens at one of them may report others
 DEFAULT_PORT = 4222
+AMQP = "amqp"
 EVERYWHERE = ("0.0.0.0", "::")
 
 Address = tuple[str, int]
@@ -80,10 +82,13 @@ class Locator(lifecycle.ServiceContext):
         tls: ssl.SSLContext | None = None,
         refresh_s: float = REFRESH_S,
         later: Callable[[], Iterable[str]] = tuple,
+        gateways: Callable[[], Iterable[str]] = tuple,
     ) -> None:
-        """``later``: more seeds, asked for at each survey: brokers come and go."""
+        """``later``: more seeds, asked for at each survey: brokers come and go. ``gateways``: URLs of those
+        for AMQP, asked for by each client."""
         self._seeds = [address_of(url) for url in seeds]
         self._later = later
+        self._gateways = gateways
         if not self._seeds:
             raise errors.InvalidInput("a locator needs the address of at least one broker to begin with")
         self._access = access
@@ -151,7 +156,26 @@ class Locator(lifecycle.ServiceContext):
         self._sent[alive[0].candidate.id] += 1
         return alive
 
+    async def locate_gateways(self, client: str) -> list[str]:
+        """The gateways that accept connections now, those first to which fewer clients were sent. Those that
+        listen on loopback are for clients of this machine."""
+        is_here = broker_order.parse_address(client).is_loopback
+        urls = [url for url in dict.fromkeys(self._gateways()) if is_here or not _on_loopback(url)]
+        async with self._probing:
+            alive = await asyncio.gather(*map(_accepts, urls))
+        found = [url for url, is_alive in zip(urls, alive, strict=True) if is_alive]
+        if not found:
+            raise errors.Unavailable(
+                "no AMQP gateway responds", hint="`muster up --with amqp`, or a machine with the role gateway"
+            )
+        found.sort(key=lambda url: self._sent[url])
+        self._sent[found[0]] += 1
+        return found[:ANSWER_MAX]
+
     async def _answer(self, request: server.HttpRequest) -> server.HttpResponse:
+        if request.query.get("protocol") == AMQP:
+            urls = await self.locate_gateways(request.query.get("client", request.peer))
+            return server.json_response({"gateways": urls, "failover": f"failover:({','.join(urls)})"})
         try:
             protocol = broker_order.BrokerProtocol(request.query.get("protocol", "nats"))
             count = min(ANSWER_MAX, max(1, int(request.query.get("count", "3"))))
@@ -296,6 +320,20 @@ def address_of(url: str) -> Address:
     if not host:
         raise errors.InvalidInput(f"{url!r} is not a broker's address", hint="write nats://HOST:PORT")
     return host, port
+
+
+def _on_loopback(url: str) -> bool:
+    return hosts.is_loopback(address_of(url)[0])
+
+
+async def _accepts(url: str) -> bool:
+    try:
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            _, writer = await asyncio.open_connection(*address_of(url))
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
 
 
 def _reachable(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import itertools
 import time
@@ -14,7 +15,7 @@ from muster.bus import api
 from muster.bus.memory import network
 from muster.bus.rpc import admission, requests
 from muster.core import errors, messages, subjects
-from muster.notify import authorities, client, protocol, queries, rows
+from muster.notify import authorities, client, models, protocol, queries, rows
 from muster.notify import settings as settings_
 from muster.notify.matcher import kernels_numpy, name_table
 from muster.notify.notifier import decision_log, fair_queue, query_handler
@@ -548,6 +549,38 @@ async def test_hostile_policies_are_refused_quickly(notifier, receivers):
     await web.policy("alert")
     await mine.sender("s").send("alert", {"threat_level": 2})
     assert (await web.next(timeout_s=30))["threat_level"] == 2
+
+
+async def test_new_policies_of_one_request_are_checked_between_other_work(notifier, receivers, monkeypatch):
+    served = await notifier()
+    mine = await receivers("farm")
+    await _define(mine)
+    check, turn, in_turn = models.Vocabulary.policy, 0, collections.Counter[int]()
+
+    def count(self: models.Vocabulary, text: str) -> Any:
+        in_turn[turn] += 1
+        return check(self, text)
+
+    async def pass_turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(models.Vocabulary, "policy", count)
+    admission.of_loop(asyncio.get_running_loop()).share = 0.001
+    turns = asyncio.create_task(pass_turns())
+    good = [" OR ".join(f"threat_level = {n}.{clause}" for clause in range(100)) for n in range(20)]
+    bad = [protocol.SetReceiverPolicy(receiver="web", policy=f"{text} OR") for text in good]
+    await mine.advertise("web", "WebServer", STATE)
+    in_turn.clear()
+    joins = protocol.JoinReceivers(receivers=("other",), model="WebServer", policies=tuple(good))
+    with pytest.raises(errors.MusterError):
+        await mine.change([joins, *bad])
+    turns.cancel()
+    assert in_turn.total() == 40, "each is checked once"
+    assert max(in_turn.values()) <= 2
+    assert served.common.server._admission.wait_s("farm", asyncio.get_running_loop().time())
 
 
 async def test_of_more_parties_than_an_answer_holds_only_those_that_fit_are_read(connect, monkeypatch):

@@ -32,6 +32,7 @@ ATTRIBUTES_MAX: Final = 256
 MODELS_MAX: Final = 1_000  # of receivers, and of events: each event is compared with all of them
 CONJUNCTIONS_MAX: Final = 64
 REMEMBERED_MAX: Final = 32 << 20  # bytes: each shard may have all policies, and each gets its own request
+REFUSED_MAX: Final = 256  # policies that were refused lately: one is checked twice
 JUST_CHECKED_MAX: Final = 2_000  # trees take twenty times the memory of their text
 EVENT_BYTES_MAX: Final = 256 << 10  # leaves space for the names of its receivers
 
@@ -160,6 +161,7 @@ class Vocabulary:
         self.events: dict[str, Model] = {}
         self._policies: list[types.Model] | None = None
         self._checked = policy_cache.PolicyCache()
+        self._refused: dict[str, errors.MusterError] = {}
 
     def add(self, model: Model) -> None:
         self.require_growth(model)
@@ -217,7 +219,15 @@ class Vocabulary:
             return ""
         kept = self._checked.get(text)
         if kept is None:
-            condition = normal_forms.canonical(self.policy(text))
+            if (known := self._refused.get(text)) is not None:
+                raise known.with_traceback(None)
+            try:
+                condition = normal_forms.canonical(self.policy(text))
+            except errors.MusterError as error:
+                if len(self._refused) >= REFUSED_MAX:
+                    self._refused.clear()
+                self._refused[text] = error
+                raise
             kept = printer.write(condition)
             if len(_just_checked) >= JUST_CHECKED_MAX:
                 _just_checked.clear()
@@ -227,9 +237,13 @@ class Vocabulary:
             self._checked.add(text, kept)
         return kept
 
+    def is_checked(self, text: str) -> bool:
+        return not text or text in self._refused or self._checked.get(text) is not None
+
     def forget(self) -> None:
         """Drop the cache of checked policies: useful while many receivers join, and large afterwards."""
         self._checked.forget()
+        self._refused.clear()
         _just_checked.clear()
 
     def address(self, text: str) -> ast.Condition:

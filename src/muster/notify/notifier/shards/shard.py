@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,15 @@ class QueuedChanges:
     changes: Sequence[protocol.Change]
     answer: asyncio.Future[protocol.NotifyReply]
     size: int
+
+
+def policies(changes: Sequence[protocol.Change]) -> Iterator[str]:
+    for change in changes:
+        match change:
+            case protocol.JoinReceivers():
+                yield from change.policies
+            case protocol.JoinReceiver() | protocol.SetReceiverPolicy():
+                yield change.policy
 
 
 @dataclass(slots=True)

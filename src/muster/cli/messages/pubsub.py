@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from muster.cli import command, connection, live_names
+from muster.core import units
 
 if TYPE_CHECKING:
     from muster.bus import api
@@ -114,9 +115,9 @@ def pub(
         _publish(invocation, to, subject, payloads, with_headers, stream, make_stream=make_stream)
     )
     size = sum(map(len, payloads))
-    what = f"{size} {'byte' if size == 1 else 'bytes'}"
+    what = units.format_count(size, "byte")
     if lines:
-        what = f"{len(payloads)} messages, {what}"
+        what = f"{units.format_count(len(payloads), 'message')}, {what}"
     stored = f", stored as {sequences[-1]} in {stream}" if sequences else ""
     facts: dict[str, Any] = {"subject": subject, "messages": len(payloads), "bytes": size}
     if stream:
@@ -219,13 +220,14 @@ def sub(
                 if seen == count:
                     return
 
-    command.run(_within(show(), timeout_s, complain=count is not None, what=f"{count} messages on {topic}"))
+    what = f"{units.format_count(count or 0, 'message')} on {topic}"
+    command.run(_within(show(), timeout_s, complain=count is not None, what=what))
 
 
 async def _within(work: Any, timeout_s: float | None, *, complain: bool, what: str) -> None:
     import asyncio
 
-    from muster.core import errors, units
+    from muster.core import errors
 
     try:
         async with asyncio.timeout(timeout_s):
@@ -268,7 +270,7 @@ def request(
     DATA '-' is read from stdin. The exit code is 5 if there is no subscriber or no reply in time.
     """
     from muster.client import messages
-    from muster.core import errors, units
+    from muster.core import errors
 
     subject, payload, with_headers = _subject(topic, raw), _payload(data), _headers(headers)
 

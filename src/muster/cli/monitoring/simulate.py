@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from muster.cli import command, connection, foreground
+from muster.core import units
 
 
 @click.group(cls=command.MusterGroup, examples=[("muster simulate sensors --machines 1000", "")])
@@ -164,9 +165,15 @@ async def _play(
         for task in done:
             task.result()
     facts = {"machines": made.machines, **dataclasses.asdict(player.statistics)}
-    invocation.printer.done(
-        facts, f"{facts['rows']:,} reports of {made.machines:,} machines in {facts['messages']:,} messages"
+    reports, machines, messages = (
+        units.format_count(number, noun)
+        for number, noun in (
+            (facts["rows"], "report"),
+            (made.machines, "machine"),
+            (facts["messages"], "message"),
+        )
     )
+    invocation.printer.done(facts, f"{reports} of {machines} in {messages}")
 
 
 async def _listen(invocation: command.Invocation, made: Any, player: Any) -> None:

@@ -12,6 +12,7 @@ import click
 
 from muster.cli import command, connection
 from muster.cli.monitoring import report, top_resources
+from muster.core import units
 
 if TYPE_CHECKING:
     from muster.core.reports import columns
@@ -115,7 +116,7 @@ async def _live(every_s: float, look: Callable[[int], Awaitable[Any]]) -> None:
     import rich.console
     import rich.live
 
-    from muster.core import errors, units
+    from muster.core import errors
 
     console = rich.console.Console()
     with rich.live.Live(console=console, screen=True, auto_refresh=False) as live:
@@ -135,7 +136,7 @@ def render_screen(system: columns.SystemReport, sort: str, lines_max: int) -> An
     import rich.table
 
     states = ", ".join(f"{count:,} {state}" for state, count in sorted(system.states.items()))
-    title = f"{system.machines:,} machines   {states}   {system.stale:,} stale"
+    title = f"{units.format_count(system.machines, 'machine')}   {states}   {system.stale:,} stale"
     if system.partial:
         title += "   (partial: data is missing)"
     table = rich.table.Table(title=title, box=None, title_justify="left", pad_edge=False)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from muster.core import units
 from muster.core.formats import cell_texts
 from muster.manage import rows as manage_rows
 
@@ -52,8 +53,8 @@ def print_once(invocation: command.Invocation, view: SevereResources) -> None:
 def title(summary: manage_rows.FleetSummary) -> str:
     states = ", ".join(f"{count:,} {state}" for state, count in sorted(summary.states.items()))
     managers = sum(1 for name in summary.managers if name)
-    text = f"{summary.resources:,} resources   {states or 'none'}"
-    text += f"   {managers} managers, {summary.agents} agents"
+    text = f"{units.format_count(summary.resources, 'resource')}   {states or 'none'}"
+    text += f"   {units.format_count(managers, 'manager')}, {units.format_count(summary.agents, 'agent')}"
     return f"{text}   {summary.not_applied:,} not in the desired state" if summary.not_applied else text
 
 

@@ -85,9 +85,9 @@ async def serious(page: Any, options: dict[str, Any] | None = None) -> list[str]
 
 
 async def test_a_page_about_nothing_is_not_found(furnished, visit):
-    here = await visit("vera")
-    for kind in ("resource", "machine", "group", "zone", "queue"):
-        path = f"/{kind}?name=none"
+    here = await visit("olga")
+    kinds = ("resource", "machine", "group", "zone", "queue")
+    for path in (*(f"/{kind}?name=none" for kind in kinds), "/rollout?id=none", "/event?id=none"):
         response = await here.page.goto(f"{here.running.url}{path}")
         assert (path, response.status) == (path, 404)
 

@@ -24,7 +24,7 @@ MOVES = ("reassign", "rollout")
 TEMPLATE = "resources.html"
 YAML: dict[str, Any] = {"sort_keys": False, "allow_unicode": True}
 DERIVED = ("digest", "template", "index")  # of a specification, not of its entry
-STEPS_SHOWN = 200
+STEPS_SHOWN, STEPS_S = 200, 3.0  # not with every change: a rollout may have 100,000 steps
 STEP_LOOKS = {"done": "good", "running": "busy", "failed": "bad", "pending": "calm"}  # others as elsewhere
 WORST = "failed unreachable in-doubt running pending done skipped"  # states of steps, the worst first
 WORDS = ("name", "type", "group", "agent", "state", "manager", "desired", "labels.", "facts.")
@@ -144,9 +144,9 @@ def rollout(request: page.PageRequest) -> page.DashboardPage:
         TEMPLATE,
         (
             page.PageSection("rollouts", "Progress", own, ("manage",), 2.0),
-            page.PageSection("waves", "Waves", steps, ("manage",), 2.0),
+            page.PageSection("waves", "Waves", steps, (), STEPS_S),
             page.PageSection("changed", "What it changes", changes, ("manage",), 30.0),
-            page.PageSection("steps", "Resources", steps, ("manage",), 2.0),
+            page.PageSection("steps", "Resources", steps, (), STEPS_S),
         ),
         values={"kind": "rollout", "id": id, "active": rows_.ACTIVE_ROLLOUT, "looks": STEP_LOOKS},
     )

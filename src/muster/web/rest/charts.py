@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import Query
 
 from muster.web import request_state
 from muster.web.data import topology
-from muster.web.data.measurements import alert_spans, charts, fleet_map
+from muster.web.data.measurements import alert_spans, chart_queries, charts, fleet_map
 from muster.web.rest import route
 
 router = route.RouteTable("reports")
 
 RANGE_MS = 15 * 60_000
 Time = Annotated[int | None, Query(ge=0, le=(1 << 53) - 1, description="In milliseconds since 1970.")]
-Kind = Literal[
-    "fleet", "group", "zone", "machine", "service", "resource",
-    "domain", "broker", "pipeline", "channel", "queue", "node", "context",
-]  # fmt: skip
 
 
 @router.of("GET /charts/{kind}", "A metric over time, with the times in which its alerts fired")
 async def chart(
     call: request_state.Call,
-    kind: Kind,
+    kind: chart_queries.Kind,
     metric: Annotated[str, Query(min_length=1, max_length=256)],
     name: Annotated[str, Query(max_length=512, description="Of a service: MACHINE/SERVICE.")] = "",
     from_ms: Time = None,
@@ -43,7 +39,7 @@ async def chart(
 @router.of("GET /charted/{kind}", "What has charts of a kind, and their metrics", key=("kind", "name"))
 async def charted(
     call: request_state.Call,
-    kind: Kind,
+    kind: chart_queries.Kind,
     name: Annotated[str, Query(max_length=512, description="Only of this thing.")] = "",
 ) -> list[charts.ChartedThing]:
     """Of a machine its services too; of a resource that is not measured itself, its machine."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+import typing
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -29,10 +30,10 @@ SCOPES = {"fleet": "system", "group": "group", "zone": "zone", "machine": "node"
 METRICS_MAX = 16  # charts of a thing
 OWN_AGENT, OWN_MACHINE = "local", "sensor"  # of the machine of the domain; elsewhere both have one name
 BATCHES = {"batch_s": "batch", "rows_s": "reports", "lag_s": "age of the newest"}
-KINDS = (
-    *("fleet", "group", "zone", "machine", "service", "resource"),
-    *("domain", "broker", "pipeline", "channel", "queue", "node", "context"),
-)
+Kind = Literal[
+    "fleet", "group", "zone", "machine", "service", "resource",
+    "domain", "broker", "pipeline", "channel", "queue", "node", "context",
+]  # fmt: skip
 UNITS = {"rows_s": "/s", "messages": "/s", "rates": "/s", "reports": "/s", "age": " s", "distance": " ms"}
 
 
@@ -55,7 +56,7 @@ class ChartQueries:
         """`errors.NotFound` for a kind of thing that has no charts."""
         if kind == "queue" and not dispatcher_calls.may_browse(person, name):
             raise errors.Forbidden(f"{person.name} may not browse the queue {name!r}")
-        if kind not in KINDS:
+        if kind not in typing.get_args(Kind):
             raise errors.NotFound(f"there are no charts of a {kind!r}")
         from_s, to_s = from_ms / 1000, to_ms / 1000
         step_s = max(STEP_S_MIN, (to_s - from_s) / points)

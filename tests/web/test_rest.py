@@ -410,8 +410,12 @@ def test_receivers_reasons_and_sending(lab, olga):
 def test_a_queue_is_browsed_moved_and_emptied(lab, olga):
     for body in ("one", NASTY):
         lab.muster("message", "send", "queue:orders", body)
-    queue = next(item for item in olga.get("/queues").json()["items"] if item["queue"] == "orders")
-    assert queue["depth"] == 2
+
+    def depth() -> int:
+        listed = olga.get("/queues").json()["items"]  # read within the last second
+        return int(next((item["depth"] for item in listed if item["queue"] == "orders"), 0))
+
+    wait_until(lambda: depth() == 2)
     first = olga.get("/queues/orders/messages", params={"limit": 1}).json()
     assert [message["body"] for message in first["items"]] == ["one"]
     second = olga.get("/queues/orders/messages", params={"limit": 1, "cursor": first["next"]}).json()

@@ -861,5 +861,6 @@ async def test_calls_that_are_cancelled_leave_no_request_and_no_link(world):
 
 
 async def _late_echo(message: api.Message) -> None:
-    await asyncio.sleep(0.05)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(asyncio.Event().wait(), 0.05)
     await message.respond(message.data)

@@ -120,6 +120,7 @@ UNSUPERVISED = {
     "trust/login/password_checker.py: PasswordChecker.verified": "awaited by all callers",
     "web/pages/routes.py: _inside": "awaited in place, or shown by the next request",
     "web/rest/event_stream.py: _with_beats": "awaited in place",
+    "web/rest/event_stream.py: watch_logs": "awaited in place",
 }
 
 
@@ -620,6 +621,7 @@ async def _revocation(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     try:
         await part._enrol(types.SimpleNamespace(identity="enrol-1"), "key")  # type: ignore[arg-type]
         part._watch_forgotten()
+        part._watch_managers()
         yield
         published.set()
         await eventually(lambda: not supervisor.loops, what="the revocation is published")

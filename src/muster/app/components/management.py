@@ -82,7 +82,7 @@ class ManagementComponent:
         for name in _names(self._settings, self._settings.managers):
             self._start_child(name)
         if self._settings.managers:
-            self._tasks.loop("managers", self._count_managers)
+            self._watch_managers()
         signs = await asyncio.to_thread(lambda: context.trust.signs)
         if signs:
             context.tasks.spawn(
@@ -105,6 +105,9 @@ class ManagementComponent:
     def _start_child(self, name: str) -> None:
         self._children[name] = self._supervisor(name)
         self._children[name].start_soon()
+
+    def _watch_managers(self) -> None:
+        self._tasks.loop("managers", self._count_managers)
 
     async def _count_managers(self) -> None:
         """Start and end managers, as their load requires."""

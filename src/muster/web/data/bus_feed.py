@@ -204,7 +204,7 @@ class BusFeed:
         total = dict.fromkeys(WAYS, 0.0)
         for name, counts in self._counted[1].items():
             past = before.get(name, counts)
-            rates = [max(0, now - then) / (now_s - before_s) for now, then in zip(counts, past, strict=True)]
+            rates = [max(0, new - old) / (now_s - before_s) for new, old in zip(counts, past, strict=True)]
             for way, rate in zip(WAYS, rates, strict=True):
                 total[way] += rate
             if name in before:

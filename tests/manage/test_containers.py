@@ -303,6 +303,19 @@ class TestContainer(contract.AdapterContract):
         await throughout(lambda: self.seen(host).state is health.HealthState.UP, for_s=3)
         assert processor_time(socket) - before < 0.6
 
+    async def test_an_engine_that_is_started_later(self, host, config, socket, monkeypatch):
+        monkeypatch.setattr(container, "RETRY_S", 0.1)
+        os.rename(socket, f"{socket}.away")
+        try:
+            for _ in range(2):  # as a manager does
+                await self.do(host, "create", config=config)
+            await eventually(lambda: self.seen(host).state is health.HealthState.UNKNOWN)
+        finally:
+            os.rename(f"{socket}.away", socket)
+        await eventually(lambda: self.seen(host).state is health.HealthState.DOWN)
+        await self.do(host, "execute", operation="start")
+        assert self.seen(host).state is health.HealthState.UP
+
     async def test_it_is_removed_by_others_and_comes_back(self, host, config, socket):
         await self.do(host, "create", config=config)
         await eventually(lambda: self.seen(host).state is health.HealthState.UP)

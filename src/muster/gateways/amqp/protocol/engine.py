@@ -38,8 +38,8 @@ class AmqpEngine:
     """``on_outcome`` is called with the outcome of a message (its token, the code of the state, the state),
     ``on_event`` with proton's events. ``on_unsettled_outcome`` is called after outcomes that the peer did not
     settle, with a function to call when they are stored; ``on_retired`` for such outcomes in a transaction,
-    with a function to call after the commit. ``on_stolen`` is called with a link that ends
-    because the peer attached another one with its name in the same session.
+    with a function to call after the commit. ``on_ended`` is called with a link that ends on
+    this side: the peer attached another one with its name in the same session, or misused one that sends.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class AmqpEngine:
         budget: memory_budget.ConnectionBudget | None = None,
         on_unsettled_outcome: Callable[[Callable[[], None]], None] = lambda confirm: confirm(),
         on_retired: Callable[[endpoints.Token, bytes, Callable[[], None]], None] = endpoints.ignore,
-        on_stolen: Callable[[endpoints.AmqpLink], None] = endpoints.ignore,
+        on_ended: Callable[[endpoints.AmqpLink], None] = endpoints.ignore,
     ) -> None:
         self.budget = budget or memory_budget.ConnectionBudget(memory_budget.CONNECTION)
         self.budget.on_room = self.resume_links
@@ -69,7 +69,7 @@ class AmqpEngine:
         self._on_event = on_event
         self._on_unsettled_outcome = on_unsettled_outcome
         self._on_retired = on_retired
-        self._on_stolen = on_stolen
+        self._on_ended = on_ended
         self._greeted = False
         self._rest = b""
         self._received = False
@@ -309,7 +309,7 @@ class AmqpEngine:
         if old is None:
             return
         if old.peer_detached is None:
-            self._on_stolen(old)
+            self._on_ended(old)
             self.steal(old)
             for handle, link in session.links.items():
                 if link is old:
@@ -367,6 +367,7 @@ class AmqpEngine:
             link.overdrawn = True
             return
         if not link.key[1]:
+            self._on_ended(link)
             self.close(link, "amqp:not-allowed", "a transfer on a link that receives")
             return
         if (wrong := link.misuse(number, tag, form, settled)) is not None:
@@ -547,6 +548,7 @@ class AmqpEngine:
             return
         link = link_or_none
         if isinstance(properties, bytes) and frames.names_transaction(properties):
+            self._on_ended(link)
             self.close(
                 link,
                 "amqp:not-implemented",

@@ -42,6 +42,7 @@ WORK = "read the streams, divide reports by shard; history, state and rules of {
 BATCH_PROPERTY = "streaming.sql.batchId"  # the number of the micro-batch, a property of each task
 
 HISTORY_LOST = "not-in-history"  # reports
+ROWS = "rows"  # counter: reports
 HISTORY_ROWS = 100_000  # of small shards, in one file
 CPU = "cpu-us "  # prefix of the counters of CPU time
 
@@ -217,7 +218,7 @@ class ShardProcessor:
         rows = sum(map(len, self._written))
         if rows < least:
             return
-        self.output.count("rows", rows)
+        self.output.count(ROWS, rows)
         try:
             table = pa.Table.from_batches([piece.rows() for piece in self._written])
             written = data_files.write(root, tables.NODES, table, stem)
@@ -305,7 +306,7 @@ def processor(job: query_plan.QueryPlan, merging: window_rows.MergePlan) -> Any:
                 kind=window_rows.SHARD,
                 part=merging.parts[0],
                 shard=part,
-                reports=output.counts.get("rows", 0),
+                reports=output.counts.get(ROWS, 0),
                 late=output.counts.get(state.LATE, 0),
                 repeated=output.counts.get(state.DUPLICATED, 0),
                 future=output.counts.get(state.FUTURE, 0),

@@ -440,7 +440,8 @@ class AmqpConnection(asyncio.Protocol):
     @property
     def is_qpid_jms(self) -> bool:
         """Whether the client is Qpid JMS, which takes a rollback by the gateway for an unknown outcome."""
-        return (self.running.connection.remote_properties or {}).get("product") == "QpidJMS"
+        properties = self.running.connection.remote_properties
+        return isinstance(properties, dict) and properties.get("product") == "QpidJMS"
 
     # Links.
 

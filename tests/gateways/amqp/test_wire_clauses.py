@@ -1140,6 +1140,29 @@ async def test_4_4_2_outcomes_of_a_message_in_two_transactions_end_the_second(
     assert await asyncio.to_thread(work) == ROLLBACK
 
 
+@pytest.mark.parametrize("misuse", ["acquires in a transaction", "transfers"])
+async def test_a_link_that_was_ended_holds_no_messages_back(
+    frame_client: Client, dial: conftest.Dial, misuse: str
+):
+    """Even if its client does not answer the detach."""
+    session = (await dial()).session()
+
+    def work() -> None:
+        raw = frame_client
+        _receives(raw)
+        raw.send(*raw.flow(0, 5))
+        if misuse == "transfers":
+            raw.send(*raw.transfer(0, 0))
+        else:
+            raw.send(*raw.flow(0, 5, *[NULL] * 3, amqp_types.mapping({"txn-id": ONE}, symbols=True)))
+        raw.until(DETACH)
+
+    await asyncio.to_thread(work)
+    await session.producer(destinations.queue("orders")).send("one")
+    async with await session.consumer(destinations.queue("orders")) as consumer:
+        assert await conftest.take(consumer, 1) == ["one"]
+
+
 async def test_4_5_1_a_coordinator_states_what_it_can_do(frame_client: Client):
     def work() -> str:
         raw = frame_client

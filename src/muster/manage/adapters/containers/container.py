@@ -367,7 +367,7 @@ class ContainerAdapter(transitions.RunAdapter):
         self._run = ""
         self._stop_checks()
         if known is None:
-            if self.context.runtime.get("config"):
+            if self.context.runtime.get("config") or self._state is health.HealthState.UNKNOWN:
                 self._report(health.HealthState.DOWN, "its container does not exist")
             return
         self._exit_code = shim.exit_code(state.get("ExitCode"))

@@ -126,7 +126,7 @@ def restore(invocation: command.Invocation, file: Path) -> None:
     acts=("recover", "home"),
     examples=[
         ("muster recover", "on the first machine, when the others are lost"),
-        ("muster recover --from a.tar.gz", "on another one, with a backup of the first"),
+        ("muster recover --from /safe/place/lab.tar.gz", "on another one, with a backup of the first"),
     ],
 )
 @click.option(

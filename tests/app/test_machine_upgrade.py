@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import random
 import shlex
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,7 +15,7 @@ import msgspec
 import pytest
 
 from muster.app import home
-from muster.app.machines import membership, program, upgrade
+from muster.app.machines import membership, program, program_guard, upgrade
 from muster.core import errors
 from tests.cli import driver
 
@@ -23,12 +25,14 @@ OLD, NEW = "/opt/1/bin/muster", "/opt/2/bin/muster"
 @dataclasses.dataclass
 class Fleet:
     """Machines that change at once. ``refusing``: it runs its former program; ``silent``: it never replies
-    after its change; ``late``: the domain is not whole, for so many questions."""
+    after its change; ``late``: the domain is not whole, for so many questions; ``dies``: it replies for the
+    last time after so many."""
 
     names: tuple[str, ...] = ("a", "b", "c")
     refusing: str = ""
     silent: str = ""
     late: int = 0
+    dies: int = 10**9
 
     def __post_init__(self) -> None:
         self.programs = dict.fromkeys(self.names, OLD)
@@ -46,6 +50,9 @@ class Fleet:
 
     async def machines(self) -> list[membership.MachineRow]:
         self.late -= 1
+        self.dies -= 1
+        if self.dies < 0:
+            raise errors.Unavailable("no reply")
         return [self._row(name) for name in self.names]
 
     def _row(self, name: str) -> membership.MachineRow:
@@ -102,6 +109,28 @@ async def test_nothing_changes_while_a_replica_is_not_current():
     assert len(fleet.acts) == 3
 
 
+async def test_a_program_that_serves_once_and_dies_does_not_work(monkeypatch: pytest.MonkeyPatch):
+    fleet = Fleet(names=("a",))
+    monkeypatch.setattr(fleet, "choose_program", died := DyingProgram(fleet))
+    with pytest.raises(errors.Refused, match="the domain does not reply: no reply"):
+        await upgrade.upgrade(fleet, NEW, timeout_s=0.2, say=lambda _: None)
+    assert died.paths == [NEW, OLD]
+
+
+class DyingProgram:
+    """The machine replies twice with the new program, then never again."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.paths: list[str] = []
+
+    async def __call__(self, machine: str, path: str) -> program.ChosenProgram:
+        self.paths.append(path)
+        self.fleet.programs[machine] = path
+        self.fleet.dies = 2
+        return program.ChosenProgram(path, time.time())
+
+
 def script(path: Path, text: str) -> program.ChosenProgram:
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
@@ -134,6 +163,52 @@ def test_up_hands_over_to_the_chosen_program(tmp_path: Path, monkeypatch: pytest
     Path(chosen.path).unlink()
     with pytest.raises(errors.NotFound, match="this home is run by"):
         choice.hand_over()
+
+
+def guard_task(folder: home.DomainFolder, pid: int) -> program.GuardTask:
+    return program.GuardTask(
+        home=str(folder.root.parent),
+        folder=str(folder.root),
+        pid=pid,
+        former_s=1.0,
+        former=OLD,
+        chosen=program.ChosenProgram(NEW, 7.0),
+        arguments=["up"],
+        supervised=True,
+    )
+
+
+def test_a_home_has_another_program_only_when_that_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Otherwise a machine that lost its guard, as in a power cut, could begin the new one for ever."""
+    choice, folder = program.ProgramChoice(home.Home(tmp_path), ["up"]), home.DomainFolder(tmp_path / "fleet")
+    folder.create()
+    choice.store(program.ProgramRecord(path=OLD))
+    task = guard_task(folder, os.getpid())
+    became: list[str] = []
+    monkeypatch.setattr("subprocess.Popen", lambda *_, **__: None)
+    monkeypatch.setattr("os.execve", lambda path, *_: became.append(path))
+    choice.change(task.chosen, folder, task.former_s)
+    assert became == [NEW]
+    assert choice.load().path == OLD
+    monkeypatch.setattr(program, "_HANDED_OVER", NEW)
+    choice.hand_over()  # of the new program: not back
+    assert became == [NEW]
+    with folder.hold():
+        folder.announce(
+            home.RunningDomain(domain="fleet", pid=task.pid, started_at_s=2.0, version="2", servers=())
+        )
+        program_guard.watch(task)
+    assert choice.load() == program.ProgramRecord(path=NEW)
+
+
+def test_a_guard_refuses_a_program_that_ended(tmp_path: Path):
+    folder = home.DomainFolder(tmp_path / "fleet")
+    folder.create()
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    program_guard.watch(task := guard_task(folder, ended.pid))
+    record = program.ProgramChoice(home.Home(tmp_path)).load()
+    assert (record.path, record.refused) == (OLD, task.chosen)
 
 
 @pytest.mark.slow

@@ -34,8 +34,10 @@ class MachineFollower:
         changed: Callable[[membership.MachineList], Awaitable[None]],
         reload: Callable[[], Awaitable[None]],
     ) -> None:
-        """``changed`` is called with a list that differs, ``reload`` when there is a new certificate."""
+        """``changed`` is called with the first list, and repeated with each that differs until it succeeds;
+        ``reload`` when there is a new certificate."""
         self._machines = machines
+        self._followed: membership.MachineList | None = None
         self._changed = changed
         self._reload = reload
         self._after = -1
@@ -93,10 +95,11 @@ class MachineFollower:
             await asyncio.to_thread(store.adopt, certificates.NAME, key, page.certificate)
             await self._reload()
             self._context.log.info("certificate-renewed")
-        if page.machines != self._machines:
+        if page.machines != self._followed:
             await asyncio.to_thread(membership.store, settings.domain.folder, page.machines)
             self._machines = page.machines
             await self._changed(page.machines)
+            self._followed = page.machines
         is_more, self._after = page.documents.after != self._after, page.documents.after
         return is_more
 

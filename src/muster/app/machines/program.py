@@ -5,8 +5,9 @@ program (``exec``), so that a service manager keeps it. Meanwhile a guard, a pro
 waits until the new one serves. If it does not, the guard ends it, and the former program runs again: the
 guard or the service manager starts it.
 
-``program.json`` in the home has the choice, so that `muster up` of any installation hands over to it, also
-after a reboot.
+``program.json`` in the home has the choice once it serves, so that `muster up` of any installation hands over
+to it, also after a reboot. Until then it has the former one: after a power cut, or without its guard, the
+machine returns to that and tries again.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class ProgramChanged(errors.MusterError):
         self.chosen = chosen
 
 
-_CURRENT = os.environ.pop(VARIABLE, "") or str(pathlib.Path(sys.executable).with_name("muster"))
+_HANDED_OVER = os.environ.pop(VARIABLE, "")
+_CURRENT = _HANDED_OVER or str(pathlib.Path(sys.executable).with_name("muster"))
 
 
 def current() -> str:
@@ -100,7 +102,7 @@ class ProgramChoice:
     def hand_over(self) -> None:
         """Continue as the chosen program, if that is another one. Returns if it is this one."""
         path = self.load().path
-        if path in ("", current()):
+        if _HANDED_OVER or path in ("", current()):
             return
         if not os.access(path, os.X_OK):
             raise errors.NotFound(
@@ -132,7 +134,6 @@ class ProgramChoice:
             arguments=self._arguments,
             supervised=supervised,
         )
-        self.store(ProgramRecord(path=chosen.path))
         with (folder.logs / "guard.err").open("wb") as output:
             subprocess.Popen(
                 [sys.executable, "-m", GUARD, msgspec.json.encode(task).decode()],

@@ -24,16 +24,16 @@ def watch(task: program.GuardTask) -> None:
     folder = home.DomainFolder(pathlib.Path(task.folder))
     deadline = time.monotonic() + SERVES_S
     reason = "it ended at its start"
-    with contextlib.suppress(ProcessLookupError):
-        new = os.pidfd_open(task.pid)
+    with contextlib.suppress(ProcessLookupError), open(os.pidfd_open(task.pid), "rb", buffering=0) as new:
         while not select.select([new], [], [], LOOK_S)[0]:
             running = folder.running()
             if running is not None and running.pid == task.pid and running.started_at_s != task.former_s:
+                _store(task, program.ProgramRecord(path=task.chosen.path))
                 return
             if time.monotonic() > deadline:
                 reason = f"it did not serve within {SERVES_S:g} s"
                 _refuse(task, reason)  # first: a service manager starts the former program at once
-                signal.pidfd_send_signal(new, signal.SIGKILL)
+                signal.pidfd_send_signal(new.fileno(), signal.SIGKILL)
                 select.select([new], [], [], process.STOP_S)
                 break
     _refuse(task, reason)
@@ -43,7 +43,10 @@ def watch(task: program.GuardTask) -> None:
 
 def _refuse(task: program.GuardTask, reason: str) -> None:
     why = f"{task.chosen.path}: {reason}; see the logs in {task.folder}/logs"
-    record = program.ProgramRecord(path=task.former, refused=task.chosen, reason=why)
+    _store(task, program.ProgramRecord(path=task.former, refused=task.chosen, reason=why))
+
+
+def _store(task: program.GuardTask, record: program.ProgramRecord) -> None:
     program.ProgramChoice(home.Home(pathlib.Path(task.home))).store(record)
 
 

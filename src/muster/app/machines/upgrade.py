@@ -8,7 +8,6 @@ does not work with the new program, those that have changed return to their form
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
@@ -91,12 +90,14 @@ async def _until(
 ) -> list[membership.MachineRow]:
     """Until ``waits`` has no reason to wait, and nothing else has for some time."""
     deadline = time.monotonic() + timeout_s
-    since_s, reason = time.monotonic(), "the domain has not replied"
+    since_s = time.monotonic()
     rows: list[membership.MachineRow] = []
     while True:
-        with contextlib.suppress(errors.Unavailable):  # the machine that replies restarts, or an election
+        try:
             rows = await domain.machines()
             reason = waits(rows) or obstacle(rows)
+        except errors.Unavailable as error:  # the machine that replies restarts, or an election
+            reason = f"the domain does not reply: {error.message}"
         now_s = time.monotonic()
         if reason:
             since_s = now_s

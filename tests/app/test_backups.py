@@ -431,3 +431,20 @@ def test_the_newest_backups_of_a_domain_are_kept(place: home.Home, tmp_path: Pat
     assert job["config"]["command"][1:] == [
         *("--home", str(place.root), "backup", str(tmp_path), "--verify", "--keep", "7")
     ]
+
+
+def test_a_backup_that_cannot_be_verified_takes_no_place_of_a_good_one(
+    place: home.Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async def write(_: object, __: object, file: Path, **___: object) -> None:
+        await asyncio.to_thread(file.write_text, "no archive")
+
+    monkeypatch.setattr(backup, "backup", write)
+    monkeypatch.setattr(backup, "dated", lambda folder, name: folder / f"{name}-20261119-023000.tar.gz")
+    (good := tmp_path / "lab-20261118-023000.tar.gz").touch()
+    for _ in range(2):
+        failed = driver.quick("--home", place.root, "backup", tmp_path, "--verify", "--keep", "1")
+        assert failed.code != 0
+        assert "is not a backup" in failed.err
+    files = {path.name for path in tmp_path.iterdir() if path.is_file()}
+    assert files == {good.name, "lab-unverified.tar.gz"}

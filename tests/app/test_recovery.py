@@ -8,9 +8,11 @@ import functools
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from muster.app import home
 from muster.app.machines import membership, recovery
 from muster.app.operations import backup
 from muster.bus.brokers import binary
@@ -185,6 +187,18 @@ async def test_another_machine_takes_the_place_of_the_first_with_its_backup(
     shutil.copytree(machines.folder / "b/fleet/certs", machines.folder / "a/fleet/certs")  # for `accepts`
     assert await machines.accepts("b", alice)
     assert not await machines.accepts("b", mallory)
+
+
+async def test_a_domain_that_starts_meanwhile_keeps_its_storage(tmp_path: Path):
+    folder = home.DomainFolder(tmp_path / "fleet")
+    folder.create()
+    (folder.brokers / "stored").touch()
+    here = membership.Machine(name="a", roles=(), address="10.0.0.1", since_s=0.0, broker="fleet-1")
+    machines = membership.MachineList(own="a", machines=(here,))
+    with folder.hold(), pytest.raises(errors.Conflict, match="was started on this machine"):
+        await recovery._replace_storage(mock.Mock(), mock.Mock(), machines, folder, tmp_path, [])
+    assert [path.name for path in folder.brokers.iterdir()] == ["stored"]
+    membership.check_whole(folder.root)
 
 
 def test_what_is_lost_follows_from_what_was_recorded():

@@ -267,7 +267,7 @@ async def test_gateways_that_accept_clients_are_a_failover_url_for_jms():
 
     servers = [await asyncio.start_server(end, "127.0.0.1", 0) for _ in range(2)]
     first, second = (f"amqps://127.0.0.1:{each.sockets[0].getsockname()[1]}" for each in servers)
-    known = [first, "amqps://127.0.0.1:9", second]
+    known = [first, "amqps://127.0.0.1:9", "amqps://:99999", "amqps://[::1", f"amqps://{70 * 'x'}:1", second]
     async with locator_server.Locator(["nats://127.0.0.1:9"], gateways=lambda: known) as here:
 
         async def located(query: str = "") -> Any:

@@ -203,12 +203,17 @@ async def _replace_storage(
 ) -> pathlib.Path:
     """Restore the streams in place of the storage of a cluster. Returns where that is now."""
     kept = folder.brokers.with_name(f"{folder.brokers.name}.{time.strftime('%Y%m%d-%H%M%S')}")
+    if kept.exists():  # the clock was set back
+        raise errors.AlreadyExists(f"{kept} exists", hint="repeat the command")
     mark = folder.root / membership.RECOVERING
     begun = msgspec.json.encode(_Begun(kept=kept.name, machines=machines))
     await asyncio.to_thread(files.write, mark, begun)
     try:
-        await asyncio.to_thread(folder.brokers.rename, kept)
-        await asyncio.to_thread(_begin_alone, settings, machines)
+        if folder.holder() is not None:  # one that starts from now on finds the mark
+            raise errors.Conflict("the domain was started on this machine", hint="`muster down` first")
+        # By this thread: a cancellation must not return to the former storage meanwhile.
+        folder.brokers.rename(kept)
+        _begin_alone(settings, machines)
         await backup.restore_streams(settings, streams, work / backup.STREAMS)
     except BaseException:
         await asyncio.to_thread(_roll_back, folder)
@@ -305,10 +310,10 @@ async def _replace_home(
     kept = place.root.with_name(f"{place.root.name}.{time.strftime('%Y%m%d-%H%M%S')}")
     fresh = home.Home(replicas.folder.parent / "place")
     await backup.restore(source, fresh, replicas=replicas, progress=progress)
-    await asyncio.to_thread(place.root.rename, kept)
+    place.root.rename(kept)  # by this thread: a cancellation leaves no machine without a home
     try:
-        await asyncio.to_thread(fresh.root.rename, place.root)
+        fresh.root.rename(place.root)
     except BaseException:
-        await asyncio.to_thread(kept.rename, place.root)
+        kept.rename(place.root)
         raise
     return kept

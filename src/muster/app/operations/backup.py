@@ -201,6 +201,12 @@ def dated(folder: pathlib.Path, domain_name: str) -> pathlib.Path:
     return folder / f"{domain_name}-{time.strftime('%Y%m%d-%H%M%S')}{SUFFIX}"
 
 
+def set_aside(file: pathlib.Path, domain_name: str) -> pathlib.Path:
+    """Rename a file of `dated` that could not be verified. It does not count as a backup, and replaces the
+    former one, so that failures do not fill the disk. Blocks."""
+    return file.replace(file.with_name(f"{domain_name}-unverified{SUFFIX}"))
+
+
 def remove_older(folder: pathlib.Path, domain_name: str, keep: int) -> list[pathlib.Path]:
     """Delete all but the newest files of `dated`. Blocks."""
     older = sorted(folder.glob(f"{glob.escape(domain_name)}-{8 * '[0-9]'}-{6 * '[0-9]'}{SUFFIX}"))[:-keep]

@@ -160,7 +160,8 @@ class Locator(lifecycle.ServiceContext):
         """The gateways that accept connections now, those first to which fewer clients were sent. Those that
         listen on loopback are for clients of this machine."""
         is_here = broker_order.parse_address(client).is_loopback
-        urls = [url for url in dict.fromkeys(self._gateways()) if is_here or not _on_loopback(url)]
+        known = filter(_is_address, dict.fromkeys(self._gateways()))
+        urls = [url for url in known if is_here or not _on_loopback(url)]
         async with self._probing:
             alive = await asyncio.gather(*map(_accepts, urls))
         found = [url for url, is_alive in zip(urls, alive, strict=True) if is_alive]
@@ -312,14 +313,21 @@ async def probe(address: Address, *, timeout_s: float = PROBE_TIMEOUT_S) -> Brok
 
 
 def address_of(url: str) -> Address:
-    parts = urllib.parse.urlsplit(url if "://" in url else f"nats://{url}")
     try:
+        parts = urllib.parse.urlsplit(url if "://" in url else f"nats://{url}")
         host, port = parts.hostname, parts.port or DEFAULT_PORT
     except ValueError:
         host, port = None, 0
     if not host:
         raise errors.InvalidInput(f"{url!r} is not a broker's address", hint="write nats://HOST:PORT")
     return host, port
+
+
+def _is_address(url: str) -> bool:
+    """Other machines report them: an invalid one must not hide the rest."""
+    with contextlib.suppress(errors.InvalidInput):
+        return bool(address_of(url))
+    return False
 
 
 def _on_loopback(url: str) -> bool:
@@ -330,7 +338,7 @@ async def _accepts(url: str) -> bool:
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
             _, writer = await asyncio.open_connection(*address_of(url))
-    except (OSError, TimeoutError):
+    except (OSError, TimeoutError, ValueError):  # as of a name that cannot be encoded
         return False
     writer.close()
     return True

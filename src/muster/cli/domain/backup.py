@@ -65,7 +65,13 @@ def backup(
         made = command.run(operations_backup.backup(settings, place, file.absolute(), progress=say))
     if verify:
         with invocation.printer.progress(f"verifying {file.name}") as say:
-            command.run(operations_backup.verify(file.absolute(), progress=say))
+            try:
+                command.run(operations_backup.verify(file.absolute(), progress=say))
+            except BaseException:
+                if folder is not None:
+                    aside = operations_backup.set_aside(file, settings.domain.name)
+                    invocation.printer.note(f"the backup could not be verified: it is {aside}")
+                raise
     removed = []
     if folder is not None and keep:
         removed = operations_backup.remove_older(folder, settings.domain.name, keep)

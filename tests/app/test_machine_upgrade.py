@@ -84,6 +84,13 @@ async def test_each_machine_changes_when_the_one_before_works():
     assert len(fleet.acts) == 3, "nothing is left to be done"
 
 
+async def test_a_relative_path_is_refused_before_anything_changes():
+    fleet = Fleet()
+    with pytest.raises(errors.InvalidInput, match="not the absolute path"):
+        await upgrade.upgrade(fleet, "muster-2", timeout_s=5, say=lambda _: None)
+    assert fleet.acts == []
+
+
 async def test_a_program_that_does_not_work_takes_all_machines_back():
     fleet = Fleet(refusing="b")
     with pytest.raises(errors.Refused, match="it ended at its start; all machines run their former programs"):

@@ -8,6 +8,7 @@ does not work with the new program, those that have changed return to their form
 from __future__ import annotations
 
 import asyncio
+import pathlib
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
@@ -51,6 +52,8 @@ async def upgrade(
     domain: UpgradedMachines, path: str, *, timeout_s: float, say: Callable[[str], None]
 ) -> list[membership.MachineRow]:
     """``timeout_s``: for each machine. `errors.Refused` if the machines have their former programs again."""
+    if not pathlib.PurePath(path).is_absolute():
+        raise errors.InvalidInput(f"{path!r} is not the absolute path of a program")
     rows = await _until(domain, lambda _: "", min(timeout_s, WHOLE_S))  # nothing has been changed yet
     changed: list[tuple[str, str]] = []
     for row in rows:

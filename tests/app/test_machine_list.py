@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest import mock
 
 import msgspec
 import pytest
 
 from muster.app import certificates, identities
 from muster.app import settings as app_settings
-from muster.app.machines import admission, join_client, membership
+from muster.app.components import management
+from muster.app.machines import admission, follower, join_client, membership
 from muster.app.machines import roles as machine_roles
 from muster.core import errors
 from muster.core.settings import bus, domain
@@ -303,6 +305,41 @@ def test_a_gateway_checks_logins_and_its_documents_end_with_them(tmp_path: Path)
     first.admission.join(("agent",), request("c", new_keys("c", ("agent",)), box))
     with pytest.raises(errors.Forbidden, match="'c' has no gateway"):
         first.admission.login("c", "admin", "viewer", nkeys.KeyPair.create(nkeys.KeyKind.USER).public)
+
+
+async def test_a_machine_requests_nothing_in_the_name_of_another(tmp_path: Path):
+    """It would keep that when it is removed: what another has is not revoked then."""
+    first, box = Signing(tmp_path), sealed_box.SealedBoxKey.create()
+    chosen = ("gateway",)
+    keys = {name: new_keys(name, chosen) for name in "bc"}
+    joined = [first.admission.join(chosen, request(name, own, box)) for name, own in keys.items()][-1]
+    words = "certificate", "c", "KEY"
+    seeds = {name: own["bootstrap"].seed for name, own in keys.items()}
+    first.admission.check_signed("c", machine_keys.signed(seeds["c"], *words), *words)
+    for machine, proof in (
+        ("c", machine_keys.signed(seeds["b"], *words)),
+        ("c", machine_keys.signed(seeds["c"], "certificate", "c", "OTHER")),
+        ("c", "no signature"),
+        ("c", ""),
+        ("local", machine_keys.signed(seeds["c"], *words)),
+        ("no/machine", machine_keys.signed(seeds["c"], *words)),
+    ):
+        with pytest.raises(errors.Forbidden, match="is not signed with a key of"):
+            first.admission.check_signed(machine, proof, *words)
+    requests = management.ManagementComponent(app_settings.Settings().manage)
+    requests._admission = first.admission
+    proof = machine_keys.signed(seeds["b"], *words)
+    with pytest.raises(errors.Forbidden, match="is not signed with a key of 'c'"):
+        await requests._directory("c", certificate_key="KEY", proof=proof)
+    with pytest.raises(errors.Forbidden, match="is not signed with a key of 'c'"):
+        await requests._login("c", "alice", "viewer", "KEY", proof)
+    trust = machine_keys.adopt(tmp_path / "c", "fleet", joined.documents)
+    key, own = certificates_.CertificateKey(), keys["c"]["bootstrap"]
+    machine_keys.store_own(trust, "bootstrap", roles.Role.BOOTSTRAP, joined.users["bootstrap"], own)
+    followed = follower.MachineFollower(joined.machines, mock.Mock(), mock.Mock())
+    followed._context = mock.Mock(trust=trust)
+    page = await requests._directory("c", certificate_key=key.public, proof=followed._sign(key))
+    assert page.certificate
 
 
 def test_brokers_admit_the_certificates_of_machines_only(tmp_path: Path):

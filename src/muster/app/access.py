@@ -25,7 +25,7 @@ from muster.core import errors, subjects
 from muster.core.telemetry import metrics
 from muster.manage import client as client_
 from muster.manage import protocol
-from muster.trust import credentials, keyring, nkeys, private_files
+from muster.trust import credentials, keyring, machine_keys, nkeys, private_files
 from muster.trust.permissions import own_names, roles
 
 LOGIN = "login"  # the request of a gateway for a document
@@ -125,7 +125,9 @@ class DomainAccess:
 
             async def ask(key: nkeys.KeyPair) -> credentials.Credentials:
                 arguments = {"machine": machines.own, "identity": name, "role": role}
-                answer = await client_.call(bus, subject, arguments | {"public_key": key.public})
+                arguments["public_key"] = key.public
+                arguments["proof"] = machine_keys.signed(own.seed, LOGIN, *arguments.values())
+                answer = await client_.call(bus, subject, arguments)
                 return credentials.Credentials(msgspec.convert(answer, LoginDocument).jwt, key.seed)
 
             seed = folder / f"{subjects.token(name)}.seed"

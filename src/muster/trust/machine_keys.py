@@ -53,6 +53,15 @@ class MachineKeys:
         paths = (path for folder in folders for path in folder.glob("*.jwt"))
         return {path.stem: keyring.read_document(path, jwt.UserClaims)[1].sub for path in paths}
 
+    def check_signed(self, machine: str, identity: str, proof: str, *words: str) -> None:
+        """`errors.Forbidden` unless the machine's own key of this part has `signed` these words. Its identity
+        shows no machine: without this, one could get documents in the name of another, and keep them when it
+        is removed."""
+        try:
+            nkeys.verify(self.of(machine)[identity], msgspec.json.encode(words), bytes.fromhex(proof))
+        except (errors.MusterError, KeyError, ValueError) as error:
+            raise errors.Forbidden(f"the request is not signed with a key of {machine!r}") from error
+
     def _folder(self, domain: str, machine: str) -> pathlib.Path:
         return self._trust.account_folder(domain) / "machines" / subjects.token(machine)
 
@@ -250,6 +259,11 @@ def adopt(folder: pathlib.Path, domain: str, documents: PublicDocuments) -> keyr
             if not path.exists() or path.read_text() != text:
                 private_files.replace_file(path, text.encode())
     return trust
+
+
+def signed(seed: str, *words: str) -> str:
+    """As `MachineKeys.check_signed` expects it."""
+    return nkeys.KeyPair.from_seed(seed).sign(msgspec.json.encode(words)).hex()
 
 
 def store_own(

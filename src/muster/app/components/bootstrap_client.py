@@ -138,8 +138,9 @@ class BootstrapClient:
         certificate_key: str = "",
         report: membership.MachineReport,
         logins: str = "",
+        proof: str = "",
     ) -> admission.DirectoryPage:
-        """What a machine that joined follows."""
+        """What a machine that joined follows. ``proof``: its signature of a certificate's key."""
         return await self._request(
             admission.DirectoryPage,
             "directory",
@@ -148,6 +149,7 @@ class BootstrapClient:
             certificate_key=certificate_key,
             report=msgspec.to_builtins(report),
             logins=logins,
+            proof=proof,
         )
 
     async def remove_machine(self, name: str, *, leaves: bool = False) -> membership.Machine:

@@ -307,13 +307,21 @@ class ManagementComponent:
         certificate_key: str = "",
         report: dict[str, Any] | None = None,
         logins: str = "",
+        proof: str = "",
     ) -> admission.DirectoryPage:
+        if certificate_key:
+            words = "certificate", machine, certificate_key
+            await asyncio.to_thread(self._admission.check_signed, machine, proof, *words)
         page = await asyncio.to_thread(self._admission.page, machine, after, certificate_key, logins)
         if report is not None:
             self._reports[machine] = time.monotonic(), msgspec.convert(report, membership.MachineReport)
         return page
 
-    async def _login(self, machine: str, identity: str, role: str, public_key: str) -> access.LoginDocument:
+    async def _login(
+        self, machine: str, identity: str, role: str, public_key: str, proof: str = ""
+    ) -> access.LoginDocument:
+        words = access.LOGIN, machine, identity, role, public_key
+        await asyncio.to_thread(self._admission.check_signed, machine, proof, *words)
         document = await asyncio.to_thread(self._admission.login, machine, identity, role, public_key)
         return access.LoginDocument(jwt=document)
 

@@ -14,7 +14,7 @@ import time
 
 import msgspec
 
-from muster.app import certificates
+from muster.app import certificates, identities
 from muster.app.machines import membership, program, roles
 from muster.core import errors
 from muster.core.net import hosts
@@ -147,6 +147,10 @@ class MachineAdmission:
             events.error("too-many-logins", logins=len(records), limit_bytes=machine_keys.DOCUMENTS_BYTES)
             return None  # it goes on with those that it has
         return records
+
+    def check_signed(self, machine: str, proof: str, *words: str) -> None:
+        """`errors.Forbidden` if another machine requests this in its name."""
+        self._keys.check_signed(machine, identities.SELF, proof, *words)
 
     def login(self, machine: str, identity: str, role: str, public: str) -> str:
         """The document with which a gateway acts for a login, for a key of its own."""

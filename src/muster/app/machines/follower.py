@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 
-from muster.app import certificates
+from muster.app import certificates, identities
 from muster.app.components import bootstrap_client, component
 from muster.app.components import context as context_
 from muster.app.machines import membership, roles
@@ -81,6 +81,7 @@ class MachineFollower:
             self._machines.own,
             self._after,
             certificate_key="" if key is None else key.public,
+            proof="" if key is None else await asyncio.to_thread(self._sign, key),
             report=self._context.report,
             logins=await asyncio.to_thread(self._passwords.digest),
         )
@@ -102,6 +103,11 @@ class MachineFollower:
             self._followed = page.machines
         is_more, self._after = page.documents.after != self._after, page.documents.after
         return is_more
+
+    def _sign(self, key: certificates_.CertificateKey) -> str:
+        """Blocks."""
+        own = self._context.trust.credentials(identities.SELF)
+        return machine_keys.signed(own.seed, "certificate", self._machines.own, key.public)
 
     def _due_key(self) -> certificates_.CertificateKey | None:
         """A key for a new certificate, if the present one is due. Blocks."""

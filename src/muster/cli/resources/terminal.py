@@ -10,7 +10,6 @@ import asyncio
 import codecs
 import contextlib
 import os
-import shutil
 import signal
 import sys
 import termios
@@ -34,7 +33,8 @@ async def run(
 ) -> int:
     """Run the command and return its exit code, as a shell reports it."""
     is_terminal = invocation.printer.for_people and sys.stdin.isatty() and sys.stdout.isatty()
-    columns, rows = shutil.get_terminal_size()
+    # The size of this terminal, whatever COLUMNS and LINES are.
+    columns, rows = os.get_terminal_size(sys.stdin.fileno()) if is_terminal else (80, 24)
     kind = (os.environ.get("TERM") or "dumb") if is_terminal else ""
     async with fleet.run_inside(resource, *words, terminal=kind, rows=rows, columns=columns) as session:
         running = tasks.TaskSupervisor("input of a command")

@@ -106,7 +106,9 @@ def _is_fenced(running: Any) -> bool:
     return alerts is not None and alerts._last > 0
 
 
-async def test_alerts_are_listed_acknowledged_and_silenced_from_the_command_line(broker, tmp_path):
+async def test_alerts_are_listed_acknowledged_and_silenced_from_the_command_line(
+    broker, tmp_path, monkeypatch
+):
     """A real service on a real bus; only its query waits, since there is no stream of reports yet."""
     rules = tmp_path / "rules.yaml"
     rules.write_text("rules:\n  - {name: down, scope: group, when: reports = 0}\n")
@@ -115,6 +117,7 @@ async def test_alerts_are_listed_acknowledged_and_silenced_from_the_command_line
         pipeline_service = await asyncio.to_thread(
             service.PipelineService, bus, pipeline_settings, service.PipelinePaths(tmp_path, (broker.url,))
         )
+        monkeypatch.setattr(pipeline_service, "_begin_spark", lambda: None)
         task = asyncio.create_task(pipeline_service.run())
         await eventually(lambda: _is_fenced(pipeline_service))
         down = [

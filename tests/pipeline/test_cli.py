@@ -100,15 +100,19 @@ def test_batch_commands_run_on_the_configured_master_with_the_settings_of_spark(
     assert answer.code == errors.Unavailable.exit_code
 
 
+@pytest.fixture(autouse=True)
+def _no_java(monkeypatch):
+    """Only requests are tested here: Java would outlive the tests."""
+    monkeypatch.setattr(service.PipelineService, "_begin_spark", lambda _: None)
+
+
 def _is_fenced(running: Any) -> bool:
     """Whether no former driver can publish alerts any more, so that this one may."""
     alerts = getattr(getattr(running, "_committer", None), "_alerts", None)
     return alerts is not None and alerts._last > 0
 
 
-async def test_alerts_are_listed_acknowledged_and_silenced_from_the_command_line(
-    broker, tmp_path, monkeypatch
-):
+async def test_alerts_are_listed_acknowledged_and_silenced_from_the_command_line(broker, tmp_path):
     """A real service on a real bus; only its query waits, since there is no stream of reports yet."""
     rules = tmp_path / "rules.yaml"
     rules.write_text("rules:\n  - {name: down, scope: group, when: reports = 0}\n")
@@ -117,7 +121,6 @@ async def test_alerts_are_listed_acknowledged_and_silenced_from_the_command_line
         pipeline_service = await asyncio.to_thread(
             service.PipelineService, bus, pipeline_settings, service.PipelinePaths(tmp_path, (broker.url,))
         )
-        monkeypatch.setattr(pipeline_service, "_begin_spark", lambda: None)
         task = asyncio.create_task(pipeline_service.run())
         await eventually(lambda: _is_fenced(pipeline_service))
         down = [

@@ -164,14 +164,14 @@ class Locator(lifecycle.ServiceContext):
         urls = [url for url in known if is_here or not _on_loopback(url)]
         async with self._probing:
             alive = await asyncio.gather(*map(_accepts, urls))
-        found = [url for url, is_alive in zip(urls, alive, strict=True) if is_alive]
-        if not found:
+        accepting = [url for url, is_alive in zip(urls, alive, strict=True) if is_alive]
+        if not accepting:
             raise errors.Unavailable(
                 "no AMQP gateway responds", hint="`muster up --with amqp`, or a machine with the role gateway"
             )
-        found.sort(key=lambda url: self._sent[url])
-        self._sent[found[0]] += 1
-        return found[:ANSWER_MAX]
+        accepting.sort(key=lambda url: self._sent[url])
+        self._sent[accepting[0]] += 1
+        return accepting[:ANSWER_MAX]
 
     async def _answer(self, request: server.HttpRequest) -> server.HttpResponse:
         if request.query.get("protocol") == AMQP:

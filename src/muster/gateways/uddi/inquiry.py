@@ -354,8 +354,8 @@ class InquiryHandler:
         businesses = await self._registry.get_all("business", keys)
         services, how = await self._registry.services_of_all(keys), find_qualifiers.FindQualifiers()
         projections = [entities.projections(business.element) for business in businesses]
-        found = await self._registry.find("service") if any(projections) else []
-        there = {(service.key, service.business): service.element for service in found}
+        candidates = await self._registry.find("service") if any(projections) else []
+        there = {(service.key, service.business): service.element for service in candidates}
         elements = []
         for business, shown in zip(businesses, projections, strict=True):
             inside = [service.element for service in ordered(services[business.key], how)]

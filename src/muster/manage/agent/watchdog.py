@@ -68,12 +68,12 @@ def kill(marks: set[bytes]) -> int:
     killed: set[int] = set()
     sessions: set[int] = set()
     for _ in range(ROUNDS_MAX):  # what they start meanwhile is killed too
-        if not (found := processes_of(marks, sessions) - killed):
+        if not (alive := processes_of(marks, sessions) - killed):
             break
-        for pid in found:
+        for pid in alive:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        killed |= found
+        killed |= alive
     return len(killed)
 
 
@@ -83,7 +83,7 @@ def processes_of(marks: set[bytes], sessions: set[int]) -> set[int]:
 
     Of a container, what was started by a process with its id as an argument, as engines keep one for each.
     """
-    found: set[int] = set()
+    ours: set[int] = set()
     engines: set[int] = set()
     others: dict[int, tuple[int, int]] = {}  # by process without a mark: its parent and its session
     has_containers = any(not mark.startswith(MARK) for mark in marks)
@@ -99,20 +99,20 @@ def processes_of(marks: set[bytes], sessions: set[int]) -> set[int]:
             if has_containers and not marks.isdisjoint((folder / "cmdline").read_bytes().split(b"\0")):
                 engines.add(pid)
             elif not marks.isdisjoint(entries):
-                found.add(pid)
+                ours.add(pid)
                 if session == folder.name:
                     sessions.add(pid)
             elif not any(entry.startswith(MARK) for entry in entries):
                 others[pid] = int(parent), int(session)
     before = -1
-    while len(found) != before:
-        before = len(found)
-        found |= {
+    while len(ours) != before:
+        before = len(ours)
+        ours |= {
             pid
             for pid, (parent, session) in others.items()
-            if parent in found or parent in engines or session in sessions
+            if parent in ours or parent in engines or session in sessions
         }
-    return found
+    return ours
 
 
 def watch(folder: pathlib.Path) -> None:

@@ -92,8 +92,8 @@ class KeptReports:
             return [*(table for table, _ in self._chunks), *self._pending]
 
     def of_machine(self, name: str) -> MachineReports:
-        found = [table.filter(pc.equal(table.column("machine"), name)) for table in self._tables()]
-        return MachineReports([table for table in found if table.num_rows])
+        tables = [table.filter(pc.equal(table.column("machine"), name)) for table in self._tables()]
+        return MachineReports([table for table in tables if table.num_rows])
 
     def members(self, column: str, name: str, metric: str, from_s: float, step_s: float) -> list[Row]:
         """Mean and 95 % of a metric over the machines of a group or zone, or of all, in steps."""

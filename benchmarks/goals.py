@@ -128,9 +128,10 @@ GOALS: dict[str, tuple[Goal, ...]] = {
         Goal("cluster of 8 brokers deployed", 5),
         Goal("10000 resources on one manager, 500 events/s: response, mean", 20),
         Goal("10000 resources on one manager, 500 events/s: response, p99", 200),
-        Goal("100000 resources applied and up, 2 manager(s)", 40, is_stored=False),
-        Goal("kill -9 of the active registry, 10000 resources: a write is answered", 2, is_stored=False),
-        Goal("SIGSTOP of the active registry, 10000 resources: a write is answered", 8, is_stored=False),
+        Goal("100000 resources applied and up, 2 manager(s)", 40),
+        Goal("kill -9 of the active registry, 10000 resources: a write is answered", 2),
+        Goal("SIGSTOP of the active registry, 10000 resources: a write is answered", 8),
+        Goal("kill -9 of a machine, 1000 resources: all up on others", 15),
         Goal("kill -9 of a manager, 10000 resources: all reassigned and answered", 10),
     ),
     "inform": (

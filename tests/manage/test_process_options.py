@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 from typing import Any
 
 import pytest
@@ -134,6 +135,16 @@ async def test_another_signal_is_adopted_without_a_restart(agent_host):
     assert agent_host.seen.properties["pid"] == pid
     await agent_host.do("execute", operation="stop")
     assert "asked" in agent_host.adapter._output.tail(1_000).splitlines()
+
+
+async def test_a_process_inherits_no_ignored_signal(agent_host):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does; Python ignores SIGPIPE and SIGXFSZ
+    try:
+        await run(agent_host, "grep SigIgn /proc/self/status; exec sleep 60")
+        ignored = int((await output(agent_host, 1))[0].split()[1], 16)
+        assert ignored & 0x7FFFFFFF == 0  # beyond are those of the C library
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 # Control groups. Which controllers a machine has, and where a process may make groups, differs.

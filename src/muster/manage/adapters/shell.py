@@ -24,11 +24,6 @@ from muster.supervision import os_process
 OUTPUT, ERRORS = 1, 2
 READ_BYTES = 8 << 10
 HANGUP_S = 1.0  # between SIGHUP and SIGKILL, for what is left when it is closed
-#: Signals that Python, or what started the agent, may ignore.
-_RESET = (
-    *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGTERM),
-    *(signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGXFSZ),
-)
 
 
 class Shell(abc.ABC):
@@ -169,7 +164,13 @@ class _Output:
 
 def _spawn(command: list[str], environment: Mapping[str, str], files: list[Any]) -> int:
     return os.posix_spawn(
-        command[0], command, environment, file_actions=files, setsid=True, setsigdef=_RESET, setsigmask=()
+        command[0],
+        command,
+        environment,
+        file_actions=files,
+        setsid=True,
+        setsigdef=os_process.DEFAULT_SIGNALS,
+        setsigmask=(),
     )
 
 

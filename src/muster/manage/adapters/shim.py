@@ -116,6 +116,7 @@ def spawn(
                 (os.POSIX_SPAWN_DUP2, file, _RECORD_FD),
             ],
             setsid=True,
+            setsigdef=os_process.DEFAULT_SIGNALS,
         )
     finally:
         os.close(file)

@@ -21,7 +21,7 @@ from muster.supervision import responsiveness
 
 MARK = "MUSTER_RUN"  # the environment variable by which the processes of one run are found
 POLL_S = 0.5
-# Python ignores some of them, and `nohup` others. A child would inherit that, and a shell could not trap them.
+# Python ignores some of them, `nohup` others. A child would inherit that, and a shell could not trap them.
 DEFAULT_SIGNALS = (
     *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGTERM),
     *(signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGXFSZ),

@@ -75,6 +75,10 @@ def trusting(ca: str | Path) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=str(ca))
     except ssl.SSLError as error:
         raise errors.InvalidInput(f"{ca}: not a certificate in PEM format") from error
+    except OSError as error:
+        raise errors.NotFound(
+            f"cannot read the certificate authority {str(ca)!r}: {error.strerror}"
+        ) from error
 
 
 def _read(path: Path) -> credentials.Credentials:

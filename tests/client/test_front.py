@@ -41,7 +41,7 @@ PARTS = [
     synchronous.Notify,
     synchronous.Fleet,
 ]
-ASYNC_ONLY = ("wait_stopped", "jms")
+ASYNC_ONLY = ("wait_stopped",)
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WAIT_S = 60.0
 
@@ -488,6 +488,20 @@ def test_a_signal_ends_a_program_whose_handler_does_not_return(home: Path):
         child.communicate()
 
 
+# Resources
+
+
+def test_a_command_inside_a_resource(m: synchronous.Muster):
+    entry = {"name": "shop", "type": "process", "agent": "local", "config": {"command": ["sleep", "1000"]}}
+    m.fleet.apply({"resources": [entry]}, wait_s=WAIT_S)
+    done = m.fleet.run_inside("shop", "sh", "-c", "cat; echo no >&2; exit 3", data=b"x" * 200_000)
+    assert (done.exit_code, done.text, done.errors) == (3, "x" * 200_000, b"no\n")
+    assert m.fleet.run_inside("shop", "true", data=b"unread").exit_code == 0
+    with pytest.raises(errors.NotFound, match="shpo"):
+        m.fleet.run_inside("shpo", "true")
+    m.fleet.delete("shop", wait_s=WAIT_S)
+
+
 # Finding the domain, and the objects themselves
 
 
@@ -514,6 +528,15 @@ def test_the_domain_is_found_as_the_command_line_finds_it(
     stopped = driver.init(tmp_path / "stopped")
     with pytest.raises(errors.Unavailable, match="is not running"):
         muster.open(home=stopped)
+
+
+@pytest.mark.parametrize("content", ["no certificate", None])
+def test_a_certificate_authority_that_cannot_be_read_is_named(content: str | None, tmp_path: Path):
+    ca = tmp_path / "ca.pem"
+    if content is not None:
+        ca.write_text(content)
+    with pytest.raises(errors.MusterError, match=r"ca\.pem"):
+        muster.open("tls://127.0.0.1:1", ca=ca)
 
 
 def test_completion_and_help_show_what_there_is(m: synchronous.Muster):

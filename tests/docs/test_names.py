@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from muster.app import settings as app_settings
+from muster.client import synchronous
 from muster.core.settings import sections
 from tests.docs import blocks
 
@@ -28,6 +29,15 @@ FILE = re.compile(r"\.(?:toml|json|jsonl|yaml|md|db|service|log|key|py)\Z")
 #: Renamed for a reader: `muster.blocking`, and exact columns beside the columns of codes.
 RENAMED = {"muster.blocking_connection", "muster.predicates.backends.columns"}
 ALIASES = {"m": "AsyncMuster"}  # as in the examples of `muster.open`
+OF_PROGRAMS = re.compile(r"(?<![\w.\\])m\.([a-z_]+)\b(?:\.([a-z_]+))?")  # `m.publish`, `m.fleet.apply`
+PARTS = {
+    "alerts": synchronous.Alerts,
+    "contexts": synchronous.Contexts,
+    "fleet": synchronous.Fleet,
+    "history": synchronous.History,
+    "notify": synchronous.Notify,
+    "reports": synchronous.Reports,
+}
 
 
 class NamedModule:
@@ -189,3 +199,16 @@ def test_names_in_decision_records_exist():
     names = [(record, name) for record, text in sorted(valid.items()) for name in QUOTED.findall(text)]
     assert len(names) > 100
     assert [f"{record}: {name}" for record, name in names if "." in name and not exists(name)] == []
+
+
+def test_methods_that_pages_and_examples_call_exist():
+    paths = [*blocks.ROOT.glob("*.md"), *blocks.ROOT.glob("docs/**/*.md"), *blocks.ROOT.glob("examples/*")]
+    called = [(path.name, *names) for path in paths for names in OF_PROGRAMS.findall(path.read_text())]
+    assert len(called) > 100
+    missing = []
+    for page, name, method in called:
+        part = PARTS.get(name, synchronous.Muster)
+        needed = method if name in PARTS else name
+        if needed and needed != "bus" and not hasattr(part, needed):
+            missing.append(f"{page}: m.{name}.{method}")
+    assert missing == []

@@ -318,7 +318,7 @@ def program() -> str:
 
 
 def display_path(path: Path) -> Path:
-    """``path``, relative to the current folder or the user's home if possible."""
+    """``path``, relative to the current folder if it is in it."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 

@@ -52,18 +52,7 @@ async def connect(
     invocation: cli_command.Invocation, to: ConnectionOptions, measure: metrics.Metrics | None = None
 ) -> api.Bus:
     """Connect with the first source that is configured; options override its settings."""
-    from muster import connection
-
-    profile = resolve(invocation, to)
-    tls = connection.trusting(profile.ca) if profile.ca else None
-    return await connection.connect(
-        profile.servers,
-        locator=profile.locator,
-        creds=profile.creds,
-        tls=tls,
-        proxy=profile.proxy,
-        measure=measure,
-    )
+    return await location.connect(resolve(invocation, to), measure=measure)
 
 
 def call(

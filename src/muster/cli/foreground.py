@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from muster.cli import command, connection
 from muster.cli.domain import config
+from muster.client import location
 
 if TYPE_CHECKING:
     from muster.bus import api
@@ -27,36 +28,15 @@ async def connect_as(
 ) -> api.Bus:
     """Connect as ``name``. In a home, credentials for ``role`` are issued if there are none."""
     from muster import connection as muster_connection
+    from muster.app import home
+    from muster.trust.permissions import own_names, roles
 
     if to.servers and to.creds is None:
         return await muster_connection.connect(to.servers, identity=name, measure=measure)
-    if to.servers or to.creds or invocation.profile:
+    if to.names_server or to.creds or invocation.profile:
         return await connection.connect(invocation, to, measure)
-    return await _from_home(invocation, name, role, measure)
-
-
-async def _from_home(
-    invocation: command.Invocation, name: str, role: roles.Role, measure: metrics.Metrics | None
-) -> api.Bus:
-    import ssl
-
-    from muster import connection as muster_connection
-    from muster.app import home, identities
-    from muster.core import errors
-    from muster.trust.permissions import own_names, roles
-
     own_names.check(name, roles.Role.USER)  # the domain may run a part of this name
-    settings = config.load(invocation)
-    running = home.DomainFolder(settings.domain.folder).running()
-    if running is None:
-        raise errors.Unavailable(
-            f"the domain {settings.domain.name} is not running",
-            hint="start it with `muster up`, or select another bus with --server or --profile",
-        )
-    trust = await asyncio.to_thread(identities.open_keyring, settings)
-    creds = await asyncio.to_thread(identities.credentials, trust, name, role)
-    tls = ssl.create_default_context(cafile=running.ca) if running.ca else None
-    return await muster_connection.connect(running.servers, creds=creds, tls=tls, measure=measure)
+    return await location.connect_as(home.Home.find(invocation.home).root, name, role, measure)
 
 
 @contextlib.asynccontextmanager

@@ -332,7 +332,8 @@ def call(arguments: list[str] | None = None, *, program: str = "muster") -> int:
         stop.show()
         return stop.exit_code
     except (click.Abort, KeyboardInterrupt, EOFError):
-        sys.stderr.write("\n")  # below the ^C that the terminal shows
+        with contextlib.suppress(OSError):
+            sys.stderr.write("\n")  # below the ^C that the terminal shows
         return INTERRUPTED
     except BrokenPipeError:
         # The reader closed the pipe (``muster sub … | head``). Python must not report that at exit.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,6 +40,19 @@ class MachineDescription(msgspec.Struct, frozen=True, kw_only=True):
     alerts: list[messages.Alert] = []
     receivers: list[notify_rows.ReceiverRow] = []
     notes: list[str] = []
+
+
+class CompletedCommand(msgspec.Struct, frozen=True):
+    """The end of a command inside a resource."""
+
+    exit_code: int  # negative: the number of the signal that ended it
+    output: bytes
+    errors: bytes
+
+    @property
+    def text(self) -> str:
+        """Its output as text."""
+        return self.output.decode(errors="replace")
 
 
 class AsyncFleet:
@@ -146,6 +161,26 @@ class AsyncFleet:
     ) -> rows.Rows[manage_rows.ExecutionRow]:
         """Execute an operation on many resources; a row with the outcome of each."""
         return rows.Rows(await self._client.exec(operation, *names, where=where, arguments=arguments))
+
+    async def run_inside(self, name: str, *command: str, data: bytes = b"") -> CompletedCommand:
+        """Run a command inside a resource, with ``data`` as its input; as `muster exec NAME -- COMMAND`."""
+        received = {1: bytearray(), 2: bytearray()}
+
+        async def write() -> None:
+            with contextlib.suppress(errors.NotFound):  # it ended without reading all
+                await session.write(data)
+                await session.end_input()
+
+        async with self._client.run_inside(name, *command) as session:
+            writing = asyncio.create_task(write())
+            try:
+                async for number, part in session.output():
+                    received[number] += part
+            finally:
+                writing.cancel()
+                await asyncio.gather(writing, return_exceptions=True)
+        assert session.exit_code is not None
+        return CompletedCommand(session.exit_code, bytes(received[1]), bytes(received[2]))
 
     async def operations(self, name: str) -> list[str]:
         """The operations of a resource."""

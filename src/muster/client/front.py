@@ -6,13 +6,11 @@ import asyncio
 import contextlib
 import functools
 import signal
-import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from muster import connection
 from muster.bus import api
 from muster.client import (
     contexts,
@@ -86,15 +84,7 @@ async def connect(
     else:
         place = await asyncio.to_thread(location.find_home, chosen_home, chosen_profile)
         target = await asyncio.to_thread(location.resolve, chosen_home, chosen_profile, options)
-    tls = await _tls(target.ca)
-    bus = await connection.connect(
-        target.servers, locator=target.locator, creds=target.creds, tls=tls, proxy=target.proxy
-    )
-    return AsyncMuster(bus, home=place.root if place is not None else None)
-
-
-async def _tls(ca: Path | None) -> ssl.SSLContext | None:
-    return await asyncio.to_thread(ssl.create_default_context, cafile=str(ca)) if ca else None
+    return AsyncMuster(await location.connect(target), home=place.root if place is not None else None)
 
 
 class AsyncMuster:
@@ -487,7 +477,6 @@ class AsyncMuster:
 
     async def _connect_agent(self, name: str) -> api.Bus:
         """A connection as the agent ``name``; issues its credentials with the keys of the home."""
-        from muster.app import identities
         from muster.trust.permissions import roles
 
         if self.home is None:
@@ -495,12 +484,6 @@ class AsyncMuster:
                 f"an agent called {name!r} needs credentials of its own",
                 hint="connect with `creds` of this agent, or open the home of the domain",
             )
-        settings = await asyncio.to_thread(location.load_settings, self.home)
-        trust = await asyncio.to_thread(identities.open_keyring, settings)
-        creds = await asyncio.to_thread(identities.credentials, trust, name, roles.Role.AGENT)
-        target = await asyncio.to_thread(location.resolve, self.home, None)
-        bus = await connection.connect(
-            target.servers, creds=creds, tls=await _tls(target.ca), proxy=target.proxy
-        )
+        bus = await location.connect_as(self.home, name, roles.Role.AGENT)
         self._stack.push_async_callback(bus.close)
         return bus

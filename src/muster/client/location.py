@@ -13,8 +13,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from muster.app import home as home_
     from muster.app import settings as app_settings
+    from muster.bus import api
     from muster.client import profiles
     from muster.core.settings import domain as settings_domain
+    from muster.core.telemetry import metrics
+    from muster.trust import credentials
+    from muster.trust.permissions import roles
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,42 @@ def find() -> ConnectionOptions | None:
     if not (home or profile or profiles.current()) and find_home(None, None) is None:
         return None
     return resolve(home, profile)
+
+
+async def connect(
+    target: ConnectionOptions,
+    creds: credentials.Credentials | None = None,
+    measure: metrics.Metrics | None = None,
+) -> api.Bus:
+    """A connection to ``target``, with its credentials or with ``creds``."""
+    import asyncio
+
+    from muster import connection
+
+    tls = await asyncio.to_thread(connection.trusting, target.ca) if target.ca else None
+    return await connection.connect(
+        target.servers,
+        locator=target.locator,
+        creds=creds or target.creds,
+        tls=tls,
+        proxy=target.proxy,
+        measure=measure,
+    )
+
+
+async def connect_as(
+    home: Path, name: str, role: roles.Role, measure: metrics.Metrics | None = None
+) -> api.Bus:
+    """A connection to the running domain of a home as ``name``, with credentials that its keys sign."""
+    import asyncio
+
+    from muster.app import identities
+
+    target = await asyncio.to_thread(resolve, home, None)  # it runs
+    settings = await asyncio.to_thread(load_settings, home)
+    trust = await asyncio.to_thread(identities.open_keyring, settings)
+    creds = await asyncio.to_thread(identities.credentials, trust, name, role)
+    return await connect(target, creds, measure)
 
 
 def load_settings(home: Path | None) -> app_settings.Settings:

@@ -145,6 +145,7 @@ class Fleet(blocking.BlockingTwin[fleet.AsyncFleet]):
     delete = blocking.sync(fleet.AsyncFleet.delete)
     execute = blocking.sync(fleet.AsyncFleet.execute)
     execute_many = blocking.sync(fleet.AsyncFleet.execute_many)
+    run_inside = blocking.sync(fleet.AsyncFleet.run_inside)
     operations = blocking.sync(fleet.AsyncFleet.operations)
     logs = blocking.sync(fleet.AsyncFleet.logs)
     follow_logs = blocking.sync_iterator(fleet.AsyncFleet.follow_logs)

@@ -6,7 +6,6 @@ import socket
 from collections.abc import Sequence
 from urllib import parse
 
-from muster.bus.locator import server
 from muster.core.net import hosts, interfaces
 from muster.core.settings import bus as settings
 
@@ -19,7 +18,7 @@ def certified(bus: settings.BusSettings) -> list[str]:
 def reachable(bus: settings.BusSettings) -> list[str]:
     """The names and addresses under which other machines may reach the brokers. Blocks."""
     own = [bus.host]
-    if bus.host in server.EVERYWHERE:
+    if bus.host in hosts.EVERYWHERE:
         own = [socket.gethostname(), *interfaces.addresses()]
     return list(dict.fromkeys([*bus.names, *own]))
 

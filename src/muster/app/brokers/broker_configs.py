@@ -13,7 +13,7 @@ from muster.app import log_files
 from muster.app.brokers import addresses
 from muster.app.machines import membership
 from muster.bus.brokers import config
-from muster.bus.locator import server
+from muster.core.net import hosts
 from muster.core.settings import bus as settings_bus
 from muster.core.settings import domain as settings_domain
 
@@ -147,7 +147,7 @@ def _broker(
 
 def _advertised(bus: settings_bus.BusSettings) -> str | None:
     """The name for clients of a broker that listens on all addresses."""
-    if bus.host not in server.EVERYWHERE:
+    if bus.host not in hosts.EVERYWHERE:
         return None
     return addresses.bracketed(bus.names[0] if bus.names else socket.gethostname())
 

@@ -46,7 +46,6 @@ OF_ADDRESS_MAX = 64  # connections of one client
 ADDRESSES_MAX = 1024  # that a survey probes: whatever listens at one of them may report others
 DEFAULT_PORT = 4222
 AMQP = "amqp"
-EVERYWHERE = ("0.0.0.0", "::")
 
 Address = tuple[str, int]
 
@@ -257,7 +256,7 @@ def candidates(
             tls=bool(greeting.info.get("tls_required")),
             websocket_port=(page.get("websocket") or {}).get("port"),
             mqtt_port=(page.get("mqtt") or {}).get("port"),
-            everywhere=greeting.info.get("host") in EVERYWHERE,
+            everywhere=greeting.info.get("host") in hosts.EVERYWHERE,
             beside_locator=greeting.same_machine or (before is not None and before.beside_locator),
             leaving=bool(greeting.info.get("ldm")),
             connections=page.get("connections"),

@@ -11,6 +11,7 @@ import msgspec
 
 from muster.core import errors
 
+EVERYWHERE = ("0.0.0.0", "::")  # a server with such a host listens on all addresses
 NAME_LENGTH_MAX = 200  # for a client without an IP address
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 

@@ -130,7 +130,8 @@ class AsyncContexts:
         prefix: bool = False,
         timeout_s: float | None = None,
     ) -> AsyncIterator[protocol.ContextChange]:
-        """Every change of a context after that version; ends after ``timeout_s`` without one.
+        """Every change of a context after that version, without it all that the log has and then new ones;
+        ends after ``timeout_s`` without a change.
 
         ``prefix``: of all contexts whose keys begin with ``key``, and without ``after_version`` from now on.
         The value of a deleted context is None.

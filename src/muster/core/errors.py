@@ -27,7 +27,6 @@ classes of a driver.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -169,12 +168,10 @@ class MissingDependency(MusterError):
 
 
 class InvariantViolation(MusterError):
-    """``story`` lists the events that led here, oldest first."""
+    """A bug."""
 
     code = "invariant-broken"
     exit_code = 70
-    story: tuple[str, ...] = ()
 
-    def __init__(self, message: str, *, story: Sequence[str] = ()) -> None:
-        super().__init__(message, hint="this is a bug in Muster: please report it with the story")
-        self.story = tuple(story)
+    def __init__(self, message: str) -> None:
+        super().__init__(message, hint="this is a bug in Muster: please report it")

@@ -15,6 +15,7 @@ from typing import Any
 
 from muster.app import domain
 from muster.bus import api, leases
+from muster.client import front, notifications
 from muster.core import errors, topics
 from muster.predicates.backends import python
 from muster.predicates.syntax import parser
@@ -37,6 +38,10 @@ async def scenes(running: domain.Domain) -> AsyncIterator[Scene]:
         yield await requests(alice, bob)
         yield await selection(alice, bob)
         yield await storage(admin)
+        m = front.AsyncMuster(admin)
+        yield await notification(m)
+        yield await management(m)
+        await m.close()
     yield await takeover(running)
 
 
@@ -56,7 +61,7 @@ async def messages(sender: api.Bus, receiver: api.Bus) -> Scene:
     expect(message.data == b"room 4", "the received message differs from the one that was sent")
     return Scene(
         "messages",
-        f"{receiver.identity} got {sender.identity}'s on {topic} in {took_ms:.1f} ms",
+        f"{receiver.identity} received what {sender.identity} published to {topic} in {took_ms:.1f} ms",
         {"topic": str(topic), "latency_ms": took_ms},
     )
 
@@ -101,7 +106,7 @@ async def selection(sender: api.Bus, receiver: api.Bus) -> Scene:
     expect(len(selected) == 9, f"9 of the reports match, but {len(selected)} were selected")
     return Scene(
         "selection",
-        f"of 100 reports, {len(selected)} were {text}",
+        f"{len(selected)} of 100 messages match {text}",
         {"predicate": text, "reports": 100, "selected": len(selected)},
     )
 
@@ -120,6 +125,54 @@ async def storage(bus: api.Bus) -> Scene:
         "storage",
         f"{count:,} messages stored and synced in {took_s:.2f} s, and read back in order",
         {"messages": count, "seconds": took_s},
+    )
+
+
+async def notification(m: front.AsyncMuster) -> Scene:
+    """Send an event to those in a given state, whoever they are."""
+    address = "load > 0.6"
+    await m.notify.define("Server", load=float)
+    await m.notify.define_event("shed", percent=int)
+
+    async def receive(receiver: notifications.AsyncReceiver) -> float | None:
+        try:
+            await receiver.next(timeout_s=1.0)
+        except errors.TimedOut:
+            return None
+        return time.perf_counter()
+
+    async with contextlib.AsyncExitStack() as joined:
+        servers = [
+            await joined.enter_async_context(
+                await m.notify.join(f"server-{n}", "Server", {"load": n / 10}, policy="shed")
+            )
+            for n in range(10)
+        ]
+        began = time.perf_counter()
+        await m.notify.send("shed", {"percent": 20}, to=address)
+        reached = [at - began for at in await asyncio.gather(*map(receive, servers)) if at is not None]
+    expect(len(reached) == 3, f"3 servers have {address}, but {len(reached)} received the event")
+    took_ms = max(reached) * 1000
+    return Scene(
+        "events",
+        f"an event for {address} reached {len(reached)} of {len(servers)} servers in {took_ms:.0f} ms",
+        {"address": address, "reached": len(reached), "latency_ms": took_ms},
+    )
+
+
+async def management(m: front.AsyncMuster) -> Scene:
+    """Keep a process running."""
+    web = {"name": "web", "type": "process", "agent": "local", "config": {"command": ["sleep", "1000"]}}
+    await m.fleet.apply({"resources": [web]}, wait_s=30)
+    began = time.perf_counter()
+    await m.fleet.execute("web", "signal", number=9)
+    async with asyncio.timeout(30):
+        while not (row := (await m.fleet.resources("web"))[0]).restarts or row.state != "up":  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    took_s = time.perf_counter() - began
+    await m.fleet.delete("web", wait_s=30)
+    return Scene(
+        "services", f"the process web was killed, and is up again after {took_s:.1f} s", {"seconds": took_s}
     )
 
 

@@ -19,11 +19,10 @@ from muster import blocking_connection as blocking
 from muster.bus import api
 from muster.bus.memory import network
 from muster.client import front, synchronous
-from muster.core import health
 from muster.inform import settings as inform_settings
 from muster.inform.node import node as information_node
-from muster.manage import client, protocol
-from muster.manage.adapters import base
+from muster.manage import client
+from muster.manage.adapters import base, memory
 from muster.manage.agent import agent as agent_
 from muster.manage.manager import manager
 from muster.manage.registry import endpoint
@@ -41,41 +40,13 @@ LEASE_S = 600.0  # no process competes for a lease; renewals cost real time when
 REFRESH_S = 60.0
 
 
-class MemoryResource(base.Adapter):
+class MemoryResource(memory.MemoryAdapter):
     """A resource of any type: it is as it was declared."""
 
     config_type = dict  # type: ignore[assignment]
-    exists, state = False, health.HealthState.DOWN
 
-    async def create(self, config: Any, *, start: bool) -> None:
-        self.exists = True
-        if start:
-            await self.do_start()
-
-    async def put(self, config: Any) -> None:
-        pass
-
-    async def delete(self) -> None:
-        self.exists, self.state = False, health.HealthState.DOWN
-
-    async def observe(self) -> protocol.ObservedState:
-        return protocol.ObservedState(self.exists, self.state)
-
-    async def resume(self, config: Any) -> None:
-        pass
-
-    async def do_start(self) -> None:
-        self._become(health.HealthState.UP)
-
-    async def do_stop(self) -> None:
-        self._become(health.HealthState.DOWN)
-
-    async def do_restart(self) -> None:
-        await self.do_start()
-
-    def _become(self, state: health.HealthState) -> None:
-        self.state = state
-        self.context.report_state(protocol.ObservedState(self.exists, state))
+    async def _do(self, what: str) -> None:
+        """It never fails."""
 
 
 def _memory_type(name: str) -> type[base.Adapter]:

@@ -77,7 +77,7 @@ class ContextPart:
             await asyncio.sleep(1.0)
             failure = node.failure()
             if failure is not None and errors.NotConnected.__name__ not in failure:
-                raise errors.InvariantViolation(failure, story=[])
+                raise errors.InvariantViolation(failure)
 
     async def _writer(self, machine: host.Host) -> None:
         contexts = client.InformClient(await machine.connect(), timeout_s=TIMEOUT_S)

@@ -454,7 +454,6 @@ async def connect(
     | Callable[[], credential_source.CredentialSource]
     | None = None,
     tls: ssl.SSLContext | None = None,
-    tls_hostname: str | None = None,
     connect_timeout_s: float = CONNECT_TIMEOUT_S,
     audit_s: float = AUDIT_S,
     measure: metrics.Metrics | None = None,
@@ -475,7 +474,7 @@ async def connect(
     client = NatsBus(
         subjects.identity(identity), audit_s=audit_s, counts=counters.ConnectionCounters(measure)
     )
-    options = session.SessionOptions(client.identity, tls, tls_hostname, proxy, echo, connect_timeout_s)
+    options = session.SessionOptions(client.identity, tls, proxy, echo, connect_timeout_s)
     await client._open(list(servers), load_creds, options, in_order)
     return client
 

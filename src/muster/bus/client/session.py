@@ -34,7 +34,6 @@ MAX_PAYLOAD = 1 << 20  # until the broker reports its own
 class SessionOptions:
     name: str
     tls: ssl.SSLContext | None
-    tls_hostname: str | None
     proxy: str | None
     echo: bool
     connect_timeout_s: float
@@ -80,7 +79,7 @@ class BrokerSession:
             if isinstance(transport, transports.TcpTransport) and needs_tls:
                 async with asyncio.timeout(handshake_s):
                     context = self._options.tls or ssl.create_default_context()
-                    name = self._options.tls_hostname or server.tls_name or server.host
+                    name = server.tls_name or server.host
                     await transport.start_tls(context, name)
                 # Anyone may have sent what arrived before.
                 self._parser = parser.BrokerParser(self, self._subscriptions)

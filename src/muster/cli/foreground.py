@@ -79,7 +79,7 @@ def _pages_folder(invocation: command.Invocation) -> Path | None:
 def _health_settings() -> domain.HealthSettings:
     import os
 
-    from muster.app import settings as app_settings
+    from muster.app import settings
     from muster.core.settings import loader
 
-    return loader.load(app_settings.Settings, env=os.environ).health
+    return loader.load(settings.Settings, env=os.environ).health

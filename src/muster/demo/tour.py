@@ -61,7 +61,7 @@ async def messages(sender: api.Bus, receiver: api.Bus) -> Scene:
     expect(message.data == b"room 4", "the received message differs from the one that was sent")
     return Scene(
         "messages",
-        f"{receiver.identity} received what {sender.identity} published to {topic} in {took_ms:.1f} ms",
+        f"{receiver.identity} got {sender.identity}'s message on {topic} in {took_ms:.1f} ms",
         {"topic": str(topic), "latency_ms": took_ms},
     )
 

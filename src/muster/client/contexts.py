@@ -73,6 +73,8 @@ class AsyncContexts:
         ``lease_s``: delete it after this time. ``if_version``: only if it has this version, 0: only if it
         does not exist; otherwise `errors.Conflict`. ``replicated``: wait for all permanent replicas.
         """
+        if not isinstance(key, str | None):
+            raise errors.InvalidInput(f"the key of a context is text, not {type(key).__name__}")
         if not isinstance(value, str | bytes):
             raise errors.InvalidInput(
                 f"the value of a context is text or bytes, not {type(value).__name__}",

@@ -163,7 +163,8 @@ async def notification(m: front.AsyncMuster) -> Scene:
 async def management(m: front.AsyncMuster) -> Scene:
     """Keep a process running."""
     web = {"name": "web", "type": "process", "agent": "local", "config": {"command": ["sleep", "1000"]}}
-    await m.fleet.apply({"resources": [web]}, wait_s=30)
+    await m.fleet.apply({"resources": [web]})
+    await m.fleet.wait("web", "up")
     began = time.perf_counter()
     await m.fleet.execute("web", "signal", number=9)
     async with asyncio.timeout(30):

@@ -72,9 +72,7 @@ async def test_a_value_that_is_neither_text_nor_bytes_is_refused_with_its_type(
     with pytest.raises(errors.InvalidInput, match=f"text or bytes, not {type(value).__name__}"):
         await domain.contexts.put("printers/3", value)
     if value is not None:
-        with pytest.raises(
-            errors.InvalidInput, match=f"key of a context is text, not {type(value).__name__}"
-        ):
+        with pytest.raises(errors.InvalidInput, match=f"context is text, not {type(value).__name__}"):
             await domain.contexts.put(value, "idle")
 
 

@@ -247,11 +247,11 @@ def candidates(
         page = vitals.get(_id(greeting), {})
         cores = page.get("cores")
         before = by_id.get(_id(greeting))
-        hosts = (*(before.hosts if before else ()), broker_order.BrokerHost(name, greeting.reached, port))
+        known = (*(before.hosts if before else ()), broker_order.BrokerHost(name, greeting.reached, port))
         by_id[_id(greeting)] = broker_order.BrokerCandidate(
             id=_id(greeting),
             name=str(greeting.info.get("server_name", "")),
-            hosts=tuple(dict.fromkeys(hosts)),
+            hosts=tuple(dict.fromkeys(known)),
             port=port,
             tls=bool(greeting.info.get("tls_required")),
             websocket_port=(page.get("websocket") or {}).get("port"),

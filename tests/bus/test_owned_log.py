@@ -214,6 +214,35 @@ async def test_trimmed_pages_do_not_fill_the_stream(connect: fixtures.Connect):
     await log.stop()
 
 
+async def test_ids_of_requests_are_not_trimmed_again_and_again(
+    opened: Open, stream: api.Stream, monkeypatch: pytest.MonkeyPatch
+):
+    """They are live: a large transaction must not wait for a log that cannot become smaller."""
+    monkeypatch.setattr(journal, "TRIM_BYTES_MIN", 10_000)
+    log, _ = await opened(1)
+    for n in range(60):
+        await log.append([(b"a", b"%d" % n)], request=f"r{n}".ljust(500, "x"))
+    before = (await stream.state()).last_sequence
+    await asyncio.wait_for(log.append([(b"b", b"x" * (pages.PAGE_BYTES + 1))]), 5)
+    await log.append([(b"c", b"1")])
+    assert (await stream.state()).last_sequence - before < 8
+
+
+async def test_a_large_transaction_waits_for_little_trimming(
+    opened: Open, stream: api.Stream, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(journal, "TRIM_BYTES_MIN", 1_000)
+    monkeypatch.setattr(journal, "TRIM_FACTOR", 0.5)  # the log is never small enough
+    monkeypatch.setattr(journal, "TRIM_BATCH_BYTES", 10_000)
+    log, _ = await opened(1)
+    for n in range(30):
+        await log.append([(b"k%d" % n, b"x" * 10_000)])
+    await asyncio.wait_for(log.append([(b"large", b"x" * (pages.PAGE_BYTES + 1))]), 20)
+    await log.append([(b"c", b"1")])
+    _, state = await opened()
+    assert len(state.records) == 32
+
+
 async def test_a_page_has_room_for_the_ids_of_its_requests(opened: Open):
     log, state = await opened(1)
     appends = [log.append([(b"%d" % n, None)], request=f"{n:0200}") for n in range(8_000)]
@@ -488,8 +517,8 @@ async def test_a_refusal_after_the_page_was_trimmed_is_in_doubt(
         await log.append([(b"a", b"1")])
 
 
-@pytest.mark.parametrize("lost", ["page", "body"])
-async def test_a_lost_part_is_reported(opened: Open, stream: api.Stream, lost: str):
+@pytest.mark.parametrize(("lost", "place"), [("page", 0), ("page", 1), ("body", 1)])
+async def test_a_lost_part_is_reported(opened: Open, stream: api.Stream, lost: str, place: int):
     """A broker treats a damaged message as missing: reading again would not find it either."""
     log, _ = await opened(1)
     await log.append([(b"a", b"1")])
@@ -497,7 +526,7 @@ async def test_a_lost_part_is_reported(opened: Open, stream: api.Stream, lost: s
     await log.append([(b"c", b"1")])
     await log.stop()
     stored = [message.sequence async for message in stream.read(1, subject=f"{NAME}.{lost}")]
-    await stream.delete(stored[1])
+    await stream.delete(stored[place])
     with pytest.raises(owned_log.LogDamaged, match="lost"):
         await asyncio.wait_for(opened(), 5)
 

@@ -84,15 +84,15 @@ class StoredPage(msgspec.Struct, frozen=True):
 
 
 class OldestPages:
-    """The records of the ``count`` oldest pages, read for trimming, with their positions."""
+    """The records of the ``trimmed`` pages, read for trimming, with their positions."""
 
     def __init__(
         self,
-        count: int,
+        trimmed: Sequence[StoredPage],
         records: Sequence[tuple[int, pages.OwnedRecord]],
         requests: Sequence[pages.LogRequest],
     ) -> None:
-        self.count = count
+        self.trimmed = trimmed
         self.records = deque(records)
         self.requests = list(requests)
 
@@ -138,7 +138,10 @@ class LogJournal:
         self.end = 0  # of the last message: it may be none of the log
         self.bytes = 0
         self.pages: deque[StoredPage] = deque()
+        self._oldest_read = 0
+        self._first = 0  # as the last page names it
         self.requests: dict[str, pages.LogRequest] = {}
+        self._requests_bytes = 0
         self.last_request_ms = 0  # when the last one was executed, in the log's time
         self._bytes_max = bytes_max
         self._reserve_bytes = reserve_bytes
@@ -151,18 +154,29 @@ class LogJournal:
         was restored from a backup without those that were read; it is read from its beginning."""
         return not self.last or (page.previous == self.last and self.log in (page.log, page.former))
 
+    @property
+    def missing(self) -> int:
+        """The first page, if it was stored behind the last trimmed one and not read: it is lost. 0: none."""
+        return self._first if self._oldest_read > self._first > 0 else 0
+
     def restart(self) -> None:
         self.state.reset()
         self.log, self.epoch, self.last, self.end, self.bytes = "", 0, 0, 0, 0
-        self.last_request_ms = 0
+        self.last_request_ms = self._first = 0
         self.pages.clear()
         self.requests.clear()
+        self._requests_bytes = 0
 
     def skip(self, sequence: int, size: int) -> None:
         """A message that is no page of the log. It takes room until it is trimmed."""
         self.end = sequence
-        self.pages.append(StoredPage(sequence, size))
-        self.bytes += size
+        self._add(StoredPage(sequence, size))
+
+    def _add(self, page: StoredPage) -> None:
+        if not self.pages:
+            self._oldest_read = page.sequence
+        self.pages.append(page)
+        self.bytes += page.size
 
     def apply(
         self, sequence: int, size: int, page: pages.OwnedPage, body: Sequence[pages.OwnedRecord]
@@ -174,10 +188,10 @@ class LogJournal:
             )
         self.log, self.epoch, self.last, self.end = page.log, page.epoch, sequence, sequence
         size += sum(record.size for record in body)
-        self.pages.append(StoredPage(sequence, size, min(page.body, default=0)))
-        self.bytes += size
+        self._add(StoredPage(sequence, size, min(page.body, default=0)))
+        self._first = page.first
         while self.pages[0].sequence < page.first:
-            self.trimmed(1)
+            self.bytes -= self.pages.popleft().size
         for place, record in enumerate(body or page.records):
             position = pages.position(sequence, place)
             self.state.apply(record, record.version or position, position)
@@ -185,10 +199,16 @@ class LogJournal:
             if request.position < pages.RECORDS_MAX:
                 at = pages.position(sequence, request.position)
                 request = msgspec.structs.replace(request, position=at)
+            if request.id not in self.requests:
+                self._requests_bytes += request.size
             self.requests[request.id] = request
             self.last_request_ms = max(self.last_request_ms, request.at_ms)
         while len(self.requests) > REQUESTS_MAX:
-            del self.requests[next(iter(self.requests))]
+            self._forget(next(iter(self.requests.values())))
+
+    def _forget(self, request: pages.LogRequest) -> None:
+        del self.requests[request.id]
+        self._requests_bytes -= request.size
 
     # Appending.
 
@@ -198,7 +218,7 @@ class LogJournal:
             oldest = next(iter(self.requests.values()))
             if now_ms - oldest.at_ms <= self._window_ms:
                 break
-            del self.requests[oldest.id]
+            self._forget(oldest)
         known = self.requests.get(request)
         return None if known is None else known.position
 
@@ -212,14 +232,18 @@ class LogJournal:
                 hint="delete what is not needed, or raise the budget of the log",
             )
 
+    def first_page(self, oldest: OldestPages | None = None) -> int:
+        """The first page that is not trimmed once the last records of ``oldest`` are rewritten; 0: none."""
+        trimmed = 0 if oldest is None or oldest.records else len(oldest.trimmed)
+        return self.pages[trimmed].sequence if self.pages else 0
+
     def next_page(
-        self, waiting: deque[LogTransaction]
+        self, waiting: deque[LogTransaction], oldest: OldestPages | None
     ) -> tuple[pages.OwnedPage, list[tuple[LogTransaction, int]]]:
         """A page of the first ones of ``waiting``, which are removed, each with the place of its last record.
-        A large transaction has a page of its own.
+        A large transaction has a page of its own. ``oldest``: the pages whose records are the first of them.
         """
-        first = self.pages[0].sequence if self.pages else 0
-        page = pages.OwnedPage(self.log, self.epoch, self.last, [], [], [], first)
+        page = pages.OwnedPage(self.log, self.epoch, self.last, [], [], [], self.first_page(oldest))
         taken: list[tuple[LogTransaction, int]] = []
         size = 0
         while waiting:
@@ -245,7 +269,8 @@ class LogJournal:
 
     @property
     def is_trim_due(self) -> bool:
-        live = self.state.live_bytes  # what is not live takes at most half of the room in the budget
+        live = self.state.live_bytes + self._requests_bytes
+        # What is not live takes at most half of the room in the budget.
         most = min(TRIM_FACTOR * live, (live + self._bytes_max - self._reserve_bytes) // 2)
         return self.bytes > max(TRIM_BYTES_MIN, most) and self.pages[0].sequence != self.last
 
@@ -278,12 +303,6 @@ class LogJournal:
         known = [request for request in oldest.requests if now_ms - request.at_ms <= self._window_ms]
         oldest.requests = []
         return LogTransaction(records, known=known)
-
-    def trimmed(self, count: int) -> int:
-        """The ``count`` oldest pages were rewritten. Returns their size."""
-        size = sum(self.pages.popleft().size for _ in range(count))
-        self.bytes -= size
-        return size
 
     def first_body(self) -> int:
         """The lowest sequence of a body that a page names; 0: none does."""

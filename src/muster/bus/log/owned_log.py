@@ -38,6 +38,7 @@ events = log.EventLog("bus")
 WAITING_BYTES_MAX = 64 << 20
 PURGE_PAGES = 64  # trimmed pages that are removed together,
 PURGE_SHARE = 16  # or this part of the budget
+TRIM_SHARE = 2  # of the size of a large transaction: what is trimmed before it, in pages of their own
 CHECK_S = 1.0  # how often a follower compares its position with the end of the log
 TIMEOUT_S = 10.0
 RETRY_S = 0.25
@@ -93,6 +94,7 @@ class OwnedLog:
         self._oldest: journal_.OldestPages | None = None
         self._purge_bytes = bytes_max // PURGE_SHARE
         self._trimmed, self._trimmed_bytes = 0, 0  # pages that were rewritten and not removed yet
+        self._trimmed_first = 0  # bytes of those before the transaction that waits
         self._current_at = 0.0  # when the state was known to be current
         self._incarnation = (0, "")  # of the stream: another one has other pages at the same sequences
         self._stopped = False
@@ -195,8 +197,11 @@ class OwnedLog:
                     if not await self._apply(message):
                         break
                 else:
-                    self._current_at = asked_at
-                    return
+                    if not (missing := self._journal.missing):
+                        self._current_at = asked_at
+                        return
+                    self._journal.restart()
+                    await self._check_first(missing)
             except errors.Dropped:
                 self._journal.restart()
 
@@ -228,7 +233,17 @@ class OwnedLog:
             await self._stream.get(before)
         except errors.NotFound:
             return
-        raise LogDamaged(
+        raise self._damaged(missing)
+
+    async def _check_first(self, missing: int) -> None:
+        """As `_check_trimmed`, of a page that is not behind another one."""
+        last = await self._stream.last_for(self._pages_subject)
+        page = pages.page_in(last.data) if last is not None else None
+        if page is None or page.first <= missing:
+            raise self._damaged(f"page {missing}")
+
+    def _damaged(self, missing: str) -> LogDamaged:
+        return LogDamaged(
             f"{missing} of {self._pages_subject} is lost",
             hint="`muster doctor` shows whether another replica has it; else restore a backup",
         )
@@ -269,8 +284,10 @@ class OwnedLog:
         try:
             if following is not None:
                 following.cancel()
-                await asyncio.wait([following])
+            if ending := {task for task in (following, self._storing) if task is not None}:
+                await asyncio.wait(ending)
             await self._fence(epoch)
+            await self._purge()
         except BaseException:
             if not (self._stopped or self._owner):
                 self._follow_on()
@@ -278,7 +295,6 @@ class OwnedLog:
         self._ahead_ms = self._journal.last_request_ms - self._clock_ms()
         self._owner = True
         self.lost.clear()
-        await self._purge()
         events.info("log-owned", log=self._pages_subject, epoch=epoch, page=self._journal.last)
 
     def _log_ms(self) -> int:
@@ -293,11 +309,11 @@ class OwnedLog:
             if epoch <= journal.epoch:
                 raise NotOwner(f"epoch {epoch} of the log has been superseded by {journal.epoch}")
             restored = self._incarnation[1]
-            if journal.log and journal.log.partition(" ")[2] == restored:
-                page = pages.OwnedPage(journal.log, epoch, journal.last)
-            else:
-                log = f"{secrets.token_hex(8)} {restored}".rstrip()
-                page = pages.OwnedPage(log, epoch, journal.last, former=journal.log)
+            log, former = journal.log, ""
+            if not log or log.partition(" ")[2] != restored:
+                log, former = f"{secrets.token_hex(8)} {restored}".rstrip(), log
+            first = journal.first_page()
+            page = pages.OwnedPage(log, epoch, journal.last, first=first, former=former)
             try:
                 await self._store(page, [])
             except errors.Conflict:
@@ -401,7 +417,9 @@ class OwnedLog:
             self._storing = None
 
     async def _store_next(self) -> None:
-        rewrite = await self._rewrite()
+        following, rewrite = self._waiting[0], None
+        if not following.is_large or self._trimmed_first < TRIM_SHARE * following.size:
+            rewrite = await self._rewrite()
         if rewrite is not None:
             self._waiting.appendleft(rewrite)
         self._confirming = None  # a later `confirm` needs a page that is sent after it
@@ -409,7 +427,7 @@ class OwnedLog:
         try:
             if self._waiting[0].is_large:
                 await self._store_body(self._waiting[0])
-            page, taken = self._journal.next_page(self._waiting)
+            page, taken = self._journal.next_page(self._waiting, self._oldest)
             self._waiting_bytes = sum(transaction.size for transaction in self._waiting)
             sequence = await self._store(page, taken[0][0].records if taken[0][0].is_large else ())
         except errors.LimitExceeded as error:
@@ -432,6 +450,8 @@ class OwnedLog:
             future = self._futures.pop(transaction, None)
             if future is not None and not future.done():
                 future.set_result(pages.position(sequence, place))
+        if following in (transaction for transaction, _ in taken):
+            self._trimmed_first = 0
         if rewrite is not None:
             await self._remove_rewritten()
 
@@ -504,15 +524,17 @@ class OwnedLog:
                 records.append((pages.position(message.sequence, place), record))
             known = self._journal.requests
             requests += [known[request.id] for request in page.requests if request.id in known]
-        return journal_.OldestPages(len(chosen), records, requests)
+        return journal_.OldestPages(chosen, records, requests)
 
     async def _remove_rewritten(self) -> None:
         oldest = self._oldest
         if oldest is None or oldest.records:
             return
         self._oldest = None
-        self._trimmed += oldest.count
-        self._trimmed_bytes += self._journal.trimmed(oldest.count)
+        size = sum(page.size for page in oldest.trimmed)
+        self._trimmed += len(oldest.trimmed)
+        self._trimmed_bytes += size
+        self._trimmed_first += size
         if self._trimmed >= PURGE_PAGES or self._trimmed_bytes > self._purge_bytes:
             await self._purge()
 

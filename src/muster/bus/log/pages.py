@@ -50,8 +50,8 @@ class LogRequest(msgspec.Struct, frozen=True, array_like=True):
 class OwnedPage(msgspec.Struct, frozen=True, array_like=True):
     """``previous``: the sequence of the page before it. ``body``: the sequences of the messages with its
     records. A request whose position is lower than `RECORDS_MAX` is at that place of this page. ``first``:
-    older pages than this sequence have been trimmed. ``former``: the identity of the log before this page,
-    which is the first one after a restore from a backup."""
+    the oldest page that is left; those before it may be removed once this one is stored. ``former``: the
+    identity of the log before this page, which is the first one after a restore from a backup."""
 
     log: str
     epoch: int

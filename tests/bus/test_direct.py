@@ -652,6 +652,20 @@ async def test_hostile_frames_end_their_own_connection_only(world, seed):
     assert (await ann.request("muster.manage.from.ann.read.ping", b"ping")).data == b"ping"
 
 
+@pytest.mark.parametrize(
+    "reply", ["_R.@manage.ann.\r\nx", "_R.@manage.ann.*", "_R.@manage.ann." + 4000 * "x"]
+)
+async def test_a_malformed_reply_subject_ends_the_connection_before_any_handler(world, reply):
+    service, ann = await world.pair()
+    received: list[api.Message] = []
+    await service.subscribe("muster.manage.from.*.read.ping", handler=received.append)
+    over = ann.links["service"]
+    over.send("muster.manage.from.ann.read.ping", b"", reply)
+    await asyncio.wait((over.ended,), timeout=5)
+    assert over.ended.done()
+    assert not received
+
+
 class _Wire(asyncio.Transport):
     """Takes what is written."""
 
@@ -750,7 +764,7 @@ async def test_a_flood_of_frames_that_no_handler_charges_stays_in_the_socket(wor
 
 async def test_what_is_unsent_to_one_identity_is_bounded_over_all_its_connections(world, monkeypatch):
     """A peer that does not read: each connection stays below its own limit."""
-    monkeypatch.setattr(listener, "UNSENT_BYTES_MAX", 4 << 20)
+    monkeypatch.setattr(listener, "HELD_BYTES_MAX", 4 << 20)
     await world.listen("service")
     listening = world.listeners["service"]
     ann = await world.bus("ann")
@@ -765,8 +779,40 @@ async def test_what_is_unsent_to_one_identity_is_bounded_over_all_its_connection
             if made.is_open:
                 made.send("muster.manage.to.ann.x", bytes(900 << 10))
         await asyncio.sleep(0)
-        assert sum(made.unsent_bytes() for made in opened) <= listener.UNSENT_BYTES_MAX + (1 << 20)
-    assert listening.refused["unsent"]
+        assert sum(made.unsent_bytes() for made in opened) <= listener.HELD_BYTES_MAX + (1 << 20)
+    assert listening.refused["held"]
+
+
+async def test_unfinished_frames_of_one_identity_are_bounded_over_all_its_connections(world, monkeypatch):
+    monkeypatch.setattr(listener, "HELD_BYTES_MAX", 2 << 20)
+    await world.listen("service")
+    listening = world.listeners["service"]
+    ann = await world.bus("ann")
+    dialled = []
+    for _ in range(4):
+        dialing = await world.stack.enter_async_context(dialer.DirectDialer(ann, world.access("ann")))
+        dialing.keep(listening.address)
+        await eventually(lambda: "service" in ann.links)
+        dialled.append(ann.links.pop("service"))
+    opened = list(listening._links)
+    for over in dialled:
+        over._transport.write((1 << 20).to_bytes(4, "big") + bytes(900 << 10))
+    await eventually(lambda: any(not made.is_open for made in opened))
+    assert listening.refused["held"]
+    assert sum(made.held_bytes() for made in opened if made.is_open) <= listener.HELD_BYTES_MAX
+    assert any(made.is_open for made in opened)
+
+
+async def test_a_flood_of_parts_of_a_frame_is_charged(world):
+    """Each block costs the event loop as much as a message."""
+    service, ann = await world.pair()
+    made, over = service.links["ann"], ann.links["service"]
+    over._transport.write((1 << 20).to_bytes(4, "big"))
+    for _ in range(int(1000 * admission.SHARE / admission.RECEIVED) + 1):
+        made.data_received(b"x")
+    made.data_received(b"x")
+    await eventually(lambda: not made._transport.is_reading())
+    assert made.held_bytes() < 1 << 20
 
 
 async def test_handshakes_of_an_address_have_a_share_of_the_loop(world, monkeypatch):

@@ -100,18 +100,21 @@ class FrameReader:
 
     def __init__(self, bytes_max: int = HANDSHAKE_BYTES_MAX) -> None:
         self.bytes_max = bytes_max
-        self._kept: list[bytes] = []  # the beginning of a frame
-        self._kept_bytes = self._needed_bytes = 0
+        self._kept = bytearray()  # the beginning of a frame
+        self._needed_bytes = 0
+
+    @property
+    def kept_bytes(self) -> int:
+        return len(self._kept)
 
     def feed(self, data: bytes) -> Iterator[memoryview]:
         """The content of each frame that is complete; `errors.InvalidInput` for one that is too large."""
         if self._kept:
-            self._kept.append(data)
-            self._kept_bytes += len(data)
-            if self._kept_bytes < self._needed_bytes:
+            self._kept += data
+            if len(self._kept) < self._needed_bytes:
                 return
-            data = b"".join(self._kept)
-        self._kept, self._needed_bytes = [], 4
+            data, self._kept = bytes(self._kept), bytearray()
+        self._needed_bytes = 4
         view, at, end = memoryview(data), 0, len(data)
         while end - at >= 4:
             size = int.from_bytes(view[at : at + 4], "big")
@@ -124,5 +127,4 @@ class FrameReader:
                 break
             yield view[at + 4 : at + 4 + size]
             at += 4 + size
-        if at < end:
-            self._kept, self._kept_bytes = [data[at:]], end - at
+        self._kept += view[at:]

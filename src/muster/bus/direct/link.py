@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 UNSENT_BYTES_MAX = 8 << 20
 WRITABLE_BYTES = 1 << 20  # with more unsent, senders wait
-WATCHED_BYTES = 64 << 10  # with more unsent, the owner of several links limits their sum
+WATCHED_BYTES = 64 << 10  # with more in memory, the owner of several links limits their sum
 PENDING_MAX = 10_000  # requests without a reply
 CLOSE_S = 1.0  # for the last words of a link
 NO_HANDLER = b"NATS/1.0 503\r\n\r\n"
@@ -73,7 +73,7 @@ class DirectLink(asyncio.Protocol):
         self.is_open = False
         self.is_responsive = True
         self.budgets: admission.Admission | None = None  # with that of the peer
-        self.on_unsent: Callable[[], None] = lambda: None  # called while more than `WATCHED_BYTES` is unsent
+        self.on_held: Callable[[], None] = lambda: None  # called while `held_bytes` exceeds `WATCHED_BYTES`
         loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[str] = loop.create_future()  # the reason
         self.welcomed: asyncio.Future[None] = loop.create_future()
@@ -141,8 +141,10 @@ class DirectLink(asyncio.Protocol):
         self._read(held)
 
     def _read(self, data: bytes) -> None:
+        has_frame = False
         try:
             for content in self._reader.feed(data):
+                has_frame = True
                 if self.ended.done():
                     return
                 if self.is_open:
@@ -153,6 +155,10 @@ class DirectLink(asyncio.Protocol):
                     self._greeting.set_result(bytes(content))
         except errors.InvalidInput as error:
             self.close(f"malformed: {error}")
+        if not has_frame:  # a peer may send each byte alone
+            self._charge()
+        if self._reader.kept_bytes > WATCHED_BYTES:
+            self.on_held()
 
     def pause_writing(self) -> None:
         self._is_writable.clear()
@@ -248,10 +254,12 @@ class DirectLink(asyncio.Protocol):
             self._charge()
         else:
             message_format.check_subject(frame.subject)
+            if frame.reply:
+                message_format.check_subject(frame.reply)
             self._deliver(self, frame)
 
     def _charge(self) -> None:
-        """For a frame that reaches no handler, which would charge it."""
+        """For what reaches no handler, which would charge it."""
         if self.budgets is not None:
             self.budgets.charge(self.identity, admission.RECEIVED, asyncio.get_running_loop().time())
 
@@ -319,10 +327,14 @@ class DirectLink(asyncio.Protocol):
         if unsent_bytes > UNSENT_BYTES_MAX:
             self.close("the peer does not read its messages")
         elif unsent_bytes > WATCHED_BYTES:
-            self.on_unsent()
+            self.on_held()
 
     def unsent_bytes(self) -> int:
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
+    def held_bytes(self) -> int:
+        """What is unsent, and the beginning of a frame whose end has not arrived."""
+        return self.unsent_bytes() + self._reader.kept_bytes
 
     async def ease(self) -> None:
         await self._is_writable.wait()

@@ -1,8 +1,8 @@
 """Accepts direct connections for a bus.
 
 Before its client is authenticated a connection costs little: their number is limited, for each address too,
-and so are the size of what is read from them, their time, and the share of the event loop that the handshakes
-of an address use. Afterwards the number of connections of one identity is limited, and what is unsent to it.
+and so are the size of what is read from them, their time, and the share of the event loop that handshakes
+of an address use. Afterwards the connections of an identity are limited, and what they hold in memory.
 What a broker checks at a login is checked every `AUDIT_S` again: a revoked or expired identity is
 disconnected, and changed permissions take effect.
 """
@@ -38,7 +38,7 @@ HANDSHAKES_MAX, OF_ADDRESS_MAX = 256, 64  # connections that are not authenticat
 HANDSHAKE = (
     4.0  # ms of the event loop, charged to the address (`admission`): signatures, and the keys are read
 )
-UNSENT_BYTES_MAX = 32 << 20  # to one identity
+HELD_BYTES_MAX = 32 << 20  # in memory for one identity: unsent to it, and frames that have not ended
 GROUP = "direct"
 OPERATION = f"{server.READ}.direct"  # asks a service for the address of one of its processes
 
@@ -218,7 +218,7 @@ class DirectListener(lifecycle.ServiceContext):
         made.open(identity, self._bus.identity)
         made.may_send = _may_publish(login.admitted)
         made.budgets = self._bus.admission
-        made.on_unsent = functools.partial(self._limit_unsent, identity)
+        made.on_held = functools.partial(self._limit_held, identity)
         self._links[made] = login
         self._of_identity.setdefault(identity, []).append(made)
         remove = self._bus.add(made)
@@ -235,12 +235,12 @@ class DirectListener(lifecycle.ServiceContext):
             if not self._of_identity[identity]:
                 del self._of_identity[identity]
 
-    def _limit_unsent(self, identity: str) -> None:
+    def _limit_held(self, identity: str) -> None:
         """Many connections must not keep in memory what one may not."""
-        unsent = {made: made.unsent_bytes() for made in self._of_identity[identity]}
-        if sum(unsent.values()) > UNSENT_BYTES_MAX:
-            self._count("unsent")
-            max(unsent, key=unsent.__getitem__).close("the peer does not read its messages")
+        held = {made: made.held_bytes() for made in self._of_identity[identity]}
+        if sum(held.values()) > HELD_BYTES_MAX:
+            self._count("held")
+            max(held, key=held.__getitem__).close("the peer does not read its messages, or ends no frame")
 
     async def _authenticate(self, made: link.DirectLink) -> _Login:
         await made.start_tls(self._tls)

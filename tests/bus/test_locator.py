@@ -253,7 +253,7 @@ async def test_one_address_leads_to_all_brokers_and_the_emptiest_comes_first(tri
 
 
 async def test_brokers_that_came_after_its_start_are_found(trio):
-    known: list[str] = []
+    known = ["nats://[::1"]
     async with locator_server.Locator(["nats://127.0.0.1:9"], later=lambda: known, refresh_s=0) as here:
         with pytest.raises(errors.Unavailable):
             await locator_client.locate(here.url)
@@ -422,3 +422,14 @@ async def test_a_server_that_reports_ever_more_addresses_ends_no_survey(monkeypa
     async with asyncio.timeout(5):
         assert len(await locator_server.greet_all([("10.0.0.1", 4222)])) == 20
     assert len(probed) == 20
+
+
+@pytest.mark.parametrize("reported", [["[::1", 7, None, "127.0.0.1:2"], 7, {"127.0.0.1:2": 1}])
+async def test_a_server_that_reports_no_addresses_does_not_hide_others(monkeypatch, reported):
+    async def probe(address: locator_server.Address) -> locator_server.BrokerGreeting:
+        info = {"server_id": str(address[1]), "connect_urls": reported}
+        return locator_server.BrokerGreeting(address, address[0], info, 0.001, same_machine=False)
+
+    monkeypatch.setattr(locator_server, "probe", probe)
+    found = await locator_server.greet_all([("127.0.0.1", 1)])
+    assert [greeting.address for greeting in found][:1] == [("127.0.0.1", 1)]

@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import json
 import socket
 import ssl
@@ -159,8 +160,8 @@ class Locator(lifecycle.ServiceContext):
         """The gateways that accept connections now, those first to which fewer clients were sent. Those that
         listen on loopback are for clients of this machine."""
         is_here = broker_order.parse_address(client).is_loopback
-        known = filter(_is_address, dict.fromkeys(self._gateways()))
-        urls = [url for url in known if is_here or not _on_loopback(url)]
+        known = dict.fromkeys(self._gateways())
+        urls = [url for url in known if _addresses([url]) and (is_here or not _on_loopback(url))]
         async with self._probing:
             alive = await asyncio.gather(*map(_accepts, urls))
         accepting = [url for url, is_alive in zip(urls, alive, strict=True) if is_alive]
@@ -198,8 +199,7 @@ class Locator(lifecycle.ServiceContext):
         return self._survey
 
     async def _renew_survey(self) -> None:
-        later = map(address_of, self._later())
-        greetings = await greet_all([*self._seeds, *later, *self._seen_at_s])
+        greetings = await greet_all([*self._seeds, *_addresses(self._later()), *self._seen_at_s])
         now_s = time.monotonic()
         self._seen_at_s |= {greeting.address: now_s for greeting in greetings}
         self._seen_at_s = {
@@ -281,8 +281,10 @@ async def greet_all(addresses: Sequence[Address]) -> list[BrokerGreeting]:
         probed.update(pending)
         new = [greeting for greeting in await asyncio.gather(*map(probe, pending)) if greeting is not None]
         answered += new
-        advertised = (address_of(url) for greeting in new for url in greeting.info.get("connect_urls") or ())
-        pending = [address for address in dict.fromkeys(advertised) if address not in probed]
+        advertised = (_addresses(greeting.info.get("connect_urls")) for greeting in new)
+        pending = [
+            address for address in dict.fromkeys(itertools.chain(*advertised)) if address not in probed
+        ]
     return answered
 
 
@@ -322,11 +324,14 @@ def address_of(url: str) -> Address:
     return host, port
 
 
-def _is_address(url: str) -> bool:
-    """Other machines report them: an invalid one must not hide the rest."""
-    with contextlib.suppress(errors.InvalidInput):
-        return bool(address_of(url))
-    return False
+def _addresses(urls: Any) -> list[Address]:
+    """The valid ones. Others report them: an invalid one must not hide the rest."""
+    addresses = []
+    with contextlib.suppress(TypeError):
+        for url in urls:
+            with contextlib.suppress(errors.InvalidInput):
+                addresses.append(address_of(str(url)))
+    return addresses
 
 
 def _on_loopback(url: str) -> bool:

@@ -7,19 +7,20 @@ from typing import Any
 
 import pytest
 
-from muster.core.settings import domain, loader
+from muster.app import settings as app_settings
+from muster.core.settings import loader
 from tests.app import otlp_sink
 
-Make = Callable[..., domain.BaseSettings]
+Make = Callable[..., app_settings.Settings]
 
 
 @pytest.fixture
 def made(tmp_path: Path) -> Make:
     """Settings of a domain in a folder of this test, on free ports; flags as ``bus__brokers=3``."""
 
-    def make(**flags: Any) -> domain.BaseSettings:
+    def make(**flags: Any) -> app_settings.Settings:
         arguments = {name.replace("__", "."): value for name, value in flags.items()}
-        return loader.load(domain.BaseSettings, flags={"domain.data_dir": str(tmp_path), **arguments})
+        return loader.load(app_settings.Settings, flags={"domain.data_dir": str(tmp_path), **arguments})
 
     return make
 

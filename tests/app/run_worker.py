@@ -9,25 +9,25 @@ import sys
 import muster
 from muster.app import home, identities
 from muster.app import settings as app_settings
-from muster.app.supervisor import worker
+from muster.app.supervisor import worker, worker_config
 from muster.core.settings import loader
 from muster.trust.permissions import roles
 
 
 async def main(root: pathlib.Path, kind: str, name: str) -> None:
-    settings = loader.load(app_settings.Settings, file=root / "muster.toml")
+    flags = {"manage.beat_s": 1.0, "health.port": 0}
+    settings = loader.load(app_settings.Settings, file=root / "muster.toml", flags=flags)
     folder = home.DomainFolder(settings.domain.folder)
     running = folder.running()
     assert running is not None
     creds = identities.credentials_file(identities.open_keyring(settings), name, roles.Role(kind))
-    task = worker.WorkerConfig(
-        kind=kind,
-        name=name,
+    task = worker_config.WorkerConfig(
+        component=kind,
+        identity=name,
+        settings=settings,
         servers=running.servers,
         creds=str(creds),
-        keys=str(settings.keys_folder),
         folder=str(folder.root / f"agent-{name}"),
-        beat_s=1.0,
     )
 
     def ready() -> None:

@@ -291,6 +291,13 @@ async def test_a_rejected_token_has_a_reason(office, monkeypatch):
         await office.service.enrol("join-0", key, "m")
 
 
+async def test_a_token_needs_addresses_that_a_machine_can_use(office):
+    for address in ("foo", "tls://", "tls://a:b"):
+        with pytest.raises(errors.InvalidInput, match="address: "):
+            await office.service.make("ann", "b", (address,), "", approval=False, lifetime_s=60.0)
+    assert await office.records.enrolments() == []
+
+
 async def test_a_name_of_another_role_is_not_given_away(office):
     token = await office.token("boss")
     office.trust.issue("boss", roles.Role.OPERATOR)

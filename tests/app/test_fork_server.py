@@ -11,8 +11,10 @@ from typing import Any
 import psutil
 import pytest
 
-from muster.app.supervisor import fork_server, worker
+from muster.app import settings as app_settings
+from muster.app.supervisor import fork_server, worker_config
 from muster.core import errors
+from muster.core.settings import loader
 from muster.testing.eventually import eventually
 
 # A child of the fork server that waits for its lifeline: it needs no domain.
@@ -39,11 +41,11 @@ fork_server.main()
 """
 
 
-def task(tmp_path: Path, name: str) -> worker.WorkerConfig:
-    log_file = str(tmp_path / f"{name}.log")
-    return worker.WorkerConfig(
-        kind="agent", name=name, servers=(), creds="", known_as=name, log_file=log_file
-    )
+def task(tmp_path: Path, name: str) -> worker_config.WorkerConfig:
+    made = loader.load(app_settings.Settings, flags={"domain.data_dir": str(tmp_path)})
+    task = worker_config.WorkerConfig(component="agent", settings=made, process=name)
+    task.log_file.parent.mkdir(parents=True, exist_ok=True)
+    return task
 
 
 def log_of(process: psutil.Process, folder: Path) -> str:
@@ -79,7 +81,7 @@ async def test_what_a_process_prints_is_in_its_log_and_no_message(made, tmp_path
     for name in ("noisy", "quiet"):
         await made.spawn(name, task(tmp_path, name), ready.append)
     await eventually(lambda: sorted(ready) == ["noisy", "quiet"])
-    printed = await asyncio.to_thread((tmp_path / "noisy.log").read_text)
+    printed = await asyncio.to_thread(task(tmp_path, "noisy").log_file.read_text)
     assert printed == "printed\nprinted by a child\n"
 
 
@@ -124,7 +126,7 @@ async def test_a_process_that_starts_too_late_is_ended(made, monkeypatch, tmp_pa
 
     def logs() -> list[str]:
         running = (process for process in psutil.process_iter() if process.is_running())
-        return [name for process in running if (name := log_of(process, tmp_path))]
+        return [name for process in running if (name := log_of(process, tmp_path / "local" / "logs"))]
 
     await eventually(lambda: logs() == ["a-3"])
     assert psutil.pid_exists(pid)

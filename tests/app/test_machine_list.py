@@ -8,13 +8,13 @@ from unittest import mock
 import msgspec
 import pytest
 
-from muster.app import certificates, identities
+from muster.app import certificates, enrolment, home, identities
 from muster.app import settings as app_settings
 from muster.app.components import management
 from muster.app.machines import admission, follower, join_client, membership
 from muster.app.machines import roles as machine_roles
 from muster.core import errors
-from muster.core.settings import bus, domain
+from muster.core.settings import bus, domain, loader
 from muster.trust import certificates as certificates_
 from muster.trust import machine_keys, nkeys, sealed_box
 from muster.trust.permissions import roles
@@ -267,6 +267,32 @@ def test_a_request_with_another_name_has_the_key_to_which_the_token_is_bound(tmp
     assert set(second) == {"bootstrap", "admin", "b2", "sensor-b2"}
 
 
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ({"address": "nohost.invalid"}, "'nohost.invalid' does not resolve"),
+        ({"listen": "192.0.2.1"}, "cannot listen on 192.0.2.1, port 0"),
+    ],
+)
+async def test_a_broker_that_could_not_listen_is_refused_before_the_token_is_used(
+    tmp_path: Path, wrong: dict[str, str], reason: str
+):
+    """The domain would know a machine then that never starts."""
+    address = {"address": "127.0.0.1", "listen": "127.0.0.1"} | wrong
+    choices = join_client.JoinChoices(name="b", zone="b", port=0, route_port=0, **address)
+    token = enrolment.EnrolmentToken(
+        servers=("tls://192.0.2.1:4222",), creds="", name="", expires_at_s=0.0, roles=("broker",)
+    )
+    with pytest.raises(errors.MusterError, match=reason):
+        await join_client.join(home.Home(tmp_path / "b"), token, choices, waiting=print)
+    assert not (tmp_path / "b").exists()
+
+
+def test_only_the_owner_reads_the_home_of_a_machine_that_joins(tmp_path: Path):
+    join_client._keys(tmp_path / "home" / join_client.DRAFT, ["bootstrap"])
+    assert (tmp_path / "home").stat().st_mode & 0o077 == 0
+
+
 def test_a_gateway_checks_logins_and_its_documents_end_with_them(tmp_path: Path):
     first, box = Signing(tmp_path / "a"), sealed_box.SealedBoxKey.create()
     chosen, key = ("gateway",), nkeys.KeyPair.create(nkeys.KeyKind.USER).public
@@ -307,6 +333,25 @@ def test_a_gateway_checks_logins_and_its_documents_end_with_them(tmp_path: Path)
         first.admission.login("c", "admin", "viewer", nkeys.KeyPair.create(nkeys.KeyKind.USER).public)
 
 
+async def test_the_first_machine_is_listed_with_what_it_runs(tmp_path: Path):
+    flags = {
+        "domain.data_dir": str(tmp_path),
+        "bus.host": "127.0.0.1",
+        "bus.tls": "on",
+        "bus.route_port": 6222,
+    }
+    settings = loader.load(app_settings.Settings, flags=flags | {"bus.port": 4222})
+    folder = settings.domain.folder
+    usual = ("broker", "registry", "manager", "information-node", "agent")
+    first = membership.at_start(settings, folder)
+    assert first is not None
+    assert first.here.roles == usual
+    more = {"bus.port": 4222, "amqp.enabled": True, "manage.registries": 0}
+    later = membership.at_start(loader.load(app_settings.Settings, flags=flags | more), folder)
+    assert later is not None
+    assert later.here.roles == ("broker", "manager", "information-node", "gateway", "agent")
+
+
 async def test_a_machine_requests_nothing_in_the_name_of_another(tmp_path: Path):
     """It would keep that when it is removed: what another has is not revoked then."""
     first, box = Signing(tmp_path), sealed_box.SealedBoxKey.create()
@@ -328,9 +373,13 @@ async def test_a_machine_requests_nothing_in_the_name_of_another(tmp_path: Path)
             first.admission.check_signed(machine, proof, *words)
     requests = management.ManagementComponent(app_settings.Settings().manage)
     requests._admission = first.admission
+    for certificate_key, logins in (("KEY", ""), ("", "DIGEST")):
+        proof = machine_keys.signed(seeds["b"], "directory", "c", certificate_key, logins)
+        with pytest.raises(errors.Forbidden, match="is not signed with a key of 'c'"):
+            await requests._directory("c", certificate_key=certificate_key, logins=logins, proof=proof)
+    first.trust.passwords().set("alice", roles.Role.USER, "correct horse")
+    assert (await requests._directory("c")).logins is None, "a request that is not signed gets no verifiers"
     proof = machine_keys.signed(seeds["b"], *words)
-    with pytest.raises(errors.Forbidden, match="is not signed with a key of 'c'"):
-        await requests._directory("c", certificate_key="KEY", proof=proof)
     with pytest.raises(errors.Forbidden, match="is not signed with a key of 'c'"):
         await requests._login("c", "alice", "viewer", "KEY", proof)
     trust = machine_keys.adopt(tmp_path / "c", "fleet", joined.documents)
@@ -338,8 +387,10 @@ async def test_a_machine_requests_nothing_in_the_name_of_another(tmp_path: Path)
     machine_keys.store_own(trust, "bootstrap", roles.Role.BOOTSTRAP, joined.users["bootstrap"], own)
     followed = follower.MachineFollower(joined.machines, mock.Mock(), mock.Mock())
     followed._context = mock.Mock(trust=trust)
-    page = await requests._directory("c", certificate_key=key.public, proof=followed._sign(key))
+    proof = followed._sign(key.public, "DIGEST")
+    page = await requests._directory("c", certificate_key=key.public, logins="DIGEST", proof=proof)
     assert page.certificate
+    assert page.logins
 
 
 def test_brokers_admit_the_certificates_of_machines_only(tmp_path: Path):

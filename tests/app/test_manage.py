@@ -18,7 +18,7 @@ from muster import connection
 from muster.app import domain, enrolment, home, identities
 from muster.app import settings as app_settings
 from muster.app.components import bootstrap_client, factories, management
-from muster.app.supervisor import child_component, worker
+from muster.app.supervisor import child_component, component_config, worker_config
 from muster.bus.rpc import client as rpc
 from muster.core import errors, messages
 from muster.core.settings import loader
@@ -40,15 +40,18 @@ resources:
 
 def test_a_registry_has_the_budget_of_the_settings(tmp_path):
     flags = {"domain.data_dir": str(tmp_path), "retention.registry.max_bytes": 5 << 20}
+    made = component_config.ComponentConfig(
+        component="", settings=loader.load(app_settings.Settings, flags=flags)
+    )
     context: Any = types.SimpleNamespace(
-        settings=loader.load(app_settings.Settings, flags=flags),
         folder=home.DomainFolder(tmp_path),
         trust=keyring.Keyring.create(tmp_path / "keys", "local"),
-        template=lambda: types.SimpleNamespace(servers=()),
+        config=lambda component, **changes: msgspec.structs.replace(made, component=component, **changes),
     )
-    task = management._worker_config(context, settings.ManageSettings(), "registry-1")
-    received = msgspec.json.decode(msgspec.json.encode(task), type=worker.WorkerConfig)
-    assert received.registry_bytes == 5 << 20
+    task = management._worker_config(context, settings.ManageSettings(beat_s=7.0), "registry-1", "")
+    received = msgspec.json.decode(msgspec.json.encode(task), type=worker_config.WorkerConfig)
+    assert received.settings.retention.registry.max_bytes == 5 << 20
+    assert received.settings.manage.beat_s == 7.0
 
 
 WITH_SECRET = MANIFEST.replace('"1000"]}', '"1000"], environment: {WORD: {secret: "store:word"}}}')

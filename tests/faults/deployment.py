@@ -29,6 +29,7 @@ from tests.faults import network, outages, units
 
 CLIENTS = 3
 PORT = 4222
+DISK = "128m"  # of each machine
 ROLES = {"user": roles.Role.USER, "publisher": roles.Role.USER, "operator": roles.Role.OPERATOR}
 SETTINGS = (
     "web.enabled=false",
@@ -162,6 +163,9 @@ class Machines(Deployment):
         for number, name in enumerate(self.names, 1):
             network.add_host(name, number)
         network.add_host_behind_nat(self.behind_nat, len(self.names) + 1)
+        for name in self.all_names:  # a disk of its own
+            (self.folder / name).mkdir()
+            network.run("mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(self.folder / name))
         own = network.address(1)
         await self.command("init", "--name", "fleet", "--host", own, "--set", "inform.replicas=2")
         await asyncio.to_thread(self._issue)

@@ -235,6 +235,22 @@ class DiskFull(Fault):
         self._ballast.unlink()
 
 
+class HostDiskFull(Fault):
+    """Of the machine whose broker leads the stream of messages."""
+
+    words = "the disk of a machine full"
+    lasting = True
+
+    async def begin(self) -> str:
+        self.name = self.deployment.machine_of(await self.deployment.stream_leader("messages"))
+        self.agent = self.deployment.agent(self.name)
+        self._ballast = disks.fill(self.deployment.folder / self.name)
+        return f"the disk of machine {self.name}"
+
+    async def end(self) -> None:
+        self._ballast.unlink()
+
+
 class Damage(Fault):
     """The leader of a stream finds a damaged block when it starts again."""
 
@@ -365,6 +381,7 @@ FAULTS: dict[str, type[Fault]] = {
     "truncation": Truncation,
     "partition": Partition,
     **_cuts(),
+    "host-disk-full": HostDiskFull,
     "mute": Mute,
     "deaf": Deaf,
     "packet-loss": PacketLoss,

@@ -27,7 +27,14 @@ from muster.app import domain, home, identities, service_manager
 from muster.app import settings as app_settings
 from muster.app.components import component, factories, management
 from muster.app.machines import follower, growth
-from muster.app.supervisor import component_config, component_process, endpoints, machine_alerts, worker
+from muster.app.supervisor import (
+    component_config,
+    component_process,
+    endpoints,
+    machine_alerts,
+    worker,
+    worker_config,
+)
 from muster.bus import api, leases
 from muster.bus.client import credential_source
 from muster.bus.direct import bus as direct_bus
@@ -584,13 +591,13 @@ async def _direct_connections(
         return made
 
     monkeypatch.setattr(worker, "connect", joined)
-    task = worker.WorkerConfig(
-        kind="manager",
-        name="manager-1",
-        servers=(),
-        creds="",
-        keys=str(keys),
-        direct=worker.DirectPort(port=0, cert=pem, cert_key=pem),
+    task = worker_config.WorkerConfig(
+        component="manager",
+        identity="manager-1",
+        settings=loader.load(
+            app_settings.Settings, flags={"trust.keys_dir": str(keys), "health.enabled": False}
+        ),
+        direct=worker_config.DirectPort(port=0, cert=pem, cert_key=pem),
     )
     stop, ready = asyncio.Event(), asyncio.Event()
     serving = asyncio.create_task(worker.run(task, stop, ready.set))

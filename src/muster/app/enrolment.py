@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import pathlib
 import secrets
 import time
@@ -27,6 +28,7 @@ import msgspec
 
 from muster.app.machines import admission, membership
 from muster.core import errors, files, subjects
+from muster.core.net import hosts
 from muster.manage import protocol, rows
 from muster.trust import credentials, keyring, nkeys
 from muster.trust.permissions import own_names, roles
@@ -34,7 +36,7 @@ from muster.trust.permissions import own_names, roles
 _KEY = "joining.seed"
 CREDENTIALS = "agent.creds"
 JOINING = "joining.creds"
-NEW_TOKEN_HINT = "create another one: `muster agent token NAME`"
+NEW_TOKEN_HINT = "create another one: `muster machine token`, or `muster agent token NAME`"
 PREFIX = "join-"
 LIFETIME_S = 3600.0
 JOINING_S = 400 * 86400.0  # of the identity with which a machine renews: it may be switched off for so long
@@ -137,6 +139,8 @@ class EnrolmentService:
         chosen: bool = False,
     ) -> str:
         """``machine_roles``: of a machine of the domain, which may choose its name."""
+        for url in servers:
+            hosts.host_of_url(url, "address")
         if machine_roles:
             await asyncio.to_thread(self._admission.machines)
             if name:
@@ -308,6 +312,14 @@ class EnrolmentService:
         if left is not None and left <= 1 - RENEW_AT:
             return self._trust.renew(identity, lifetime_s=lifetime_s)
         return self._trust.document(identity)
+
+
+def machine_id() -> str:
+    """Differs on a reinstalled machine."""
+    for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
+        with contextlib.suppress(OSError):
+            return pathlib.Path(path).read_text().strip()[:64]
+    return ""
 
 
 def machine_key(folder: pathlib.Path) -> nkeys.KeyPair:

@@ -170,6 +170,10 @@ class DomainFolder:
     def agent(self) -> Path:
         return self.root / "agent"
 
+    def view(self, node: str) -> Path:
+        """The file of an information node's view."""
+        return self.root / "inform" / f"{node}.db"
+
     @property
     def run(self) -> Path:
         return self.root / "run"

@@ -22,7 +22,7 @@ from typing import BinaryIO
 
 from muster.app import domain, home, service_manager
 from muster.app.machines import program
-from muster.core import errors
+from muster.core import errors, files
 
 FORCED = 130
 STOP_S = 15.0
@@ -85,7 +85,11 @@ def detach(arguments: Sequence[str], folder: home.DomainFolder, *, timeout_s: fl
     folder.create()
     error_file = folder.logs / ERRORS_NAME
     near, far = os.pipe()
-    with os.fdopen(near, "rb") as ready, os.fdopen(far, "wb") as theirs, error_file.open("wb") as output:
+    with (
+        os.fdopen(near, "rb") as ready,
+        os.fdopen(far, "wb") as theirs,
+        files.open_private(error_file, "wb") as output,
+    ):
         started = subprocess.Popen(
             [sys.executable, "-m", "muster", "-o", "json", *arguments, "--ready-fd", str(far)],
             stdin=subprocess.DEVNULL,

@@ -9,23 +9,27 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
+from muster import connection
 from muster.app import enrolment
 from muster.app.machines import admission, membership, program
 from muster.bus import api
 from muster.bus.rpc import client as rpc
-from muster.core import subjects
+from muster.core import errors, subjects
 from muster.manage import client as manage_client
 from muster.manage import protocol
 from muster.trust import credentials, nkeys
 
 KIND = "domain"
+DIRECTORY = "directory"  # the request of a machine that follows the others
 TIMEOUT_S = 30.0
+RETRY_S = 2.0
 
 T = TypeVar("T")
 
@@ -50,6 +54,39 @@ class IssuedEnrolment(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     token: str
+
+
+async def redeem(
+    token: enrolment.EnrolmentToken,
+    public_key: str,
+    *,
+    name: str = "",
+    join: admission.JoinRequest | None = None,
+    proxy: str | None = None,
+    waiting: Callable[[str], None],
+) -> enrolment.EnrolledMachine:
+    """Enrol this machine, as `BootstrapClient.enrol`, and wait for an approval. ``waiting`` is called with
+    each new reason of a delay. Repeating this with the same key is safe."""
+    tls = ssl.create_default_context(cadata=token.ca) if token.ca else None
+    machine = await asyncio.to_thread(enrolment.machine_id)
+    creds = credentials.Credentials.parse(token.creds)
+    noted: set[str] = set()
+    try:
+        async with await connection.connect(token.servers, creds=creds, tls=tls, proxy=proxy) as bus:
+            while True:
+                try:
+                    return await BootstrapClient(bus).enrol(public_key, machine=machine, name=name, join=join)
+                except errors.Unavailable as error:  # the outcome may be unknown
+                    if token.has_expired:
+                        raise
+                    if error.message not in noted:
+                        waiting(f"{error.message}; {error.hint or 'retrying'}")
+                    noted.add(error.message)
+                    await asyncio.sleep(RETRY_S)
+    except (errors.Unauthorized, errors.Unavailable) as error:
+        if token.has_expired:
+            raise errors.Forbidden("this token has expired", hint=enrolment.NEW_TOKEN_HINT) from error
+        raise
 
 
 async def renew(
@@ -140,10 +177,11 @@ class BootstrapClient:
         logins: str = "",
         proof: str = "",
     ) -> admission.DirectoryPage:
-        """What a machine that joined follows. ``proof``: its signature of a certificate's key."""
+        """What a machine that joined follows. ``proof``: its signature, if it requests a certificate or
+        logins."""
         return await self._request(
             admission.DirectoryPage,
-            "directory",
+            DIRECTORY,
             machine=machine,
             after=after,
             certificate_key=certificate_key,

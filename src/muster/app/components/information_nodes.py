@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import pathlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from muster.app import access, certificates, home, identities, log_files
+from muster.app import access
 from muster.app.components import component
 from muster.app.components import context as context_
-from muster.app.supervisor import child_component, worker
+from muster.app.supervisor import child_component, worker_config
 from muster.bus.http import health as http_health
-from muster.core import health
+from muster.core import health, units
 from muster.core.settings import domain
-from muster.gateways.uddi import mount
 from muster.inform import settings
-from muster.inform.node import access as context_access
-from muster.inform.node import node as node_node
 from muster.supervision import children, os_process
 from muster.trust import identity_roles
 from muster.trust.permissions import roles
+
+if TYPE_CHECKING:
+    from muster.inform.node import access as context_access
+    from muster.inform.node import node as node_node
 
 PREFIX = "inform-"
 START_S = 30.0  # then the others start without it
@@ -57,10 +57,12 @@ class InformationNodesComponent:
             await begin(context, f"{PREFIX}{context.settings.domain.zone}{self._suffix}-{number}")
 
     async def _begin_here(self, context: context_.ComponentContext, identity: str) -> None:
+        from muster.inform.node import node as node_node
+
         bus = await context.connect(identity, roles.Role.INFORMATION_NODE)
         self._stack.push_async_callback(bus.close)
         arguments = node_arguments(context.settings, context.access)
-        view = view_file(context.folder, identity)
+        view = context.folder.view(identity)
         node = await node_node.start(bus, name=identity, settings=self._settings, view=view, **arguments)
         self._stack.push_async_callback(node.close)
         self.nodes.append(node)
@@ -84,7 +86,7 @@ class InformationNodesComponent:
     def health(self) -> component.ComponentHealth:
         if (self.nodes or self.processes) and (problem := self._storage_problem()):
             return component.ComponentHealth(health.HealthState.LATE, f"writes wait: {problem}")
-        reports = [worker.node_health(node) for node in self.nodes]
+        reports = [node_health(node) for node in self.nodes]
         for report in (*reports, *(process.health() for process in self.processes)):
             if report.state is not health.HealthState.UP:
                 return component.ComponentHealth(report.state, report.reason)
@@ -131,42 +133,25 @@ class NodeProcess:
 
 def _config(
     context: context_.ComponentContext, settings_: settings.InformSettings, identity: str
-) -> worker.WorkerConfig:
+) -> worker_config.WorkerConfig:
     """Blocks."""
-    base = context.settings
-    return worker.WorkerConfig(
-        kind="information-node",
-        name=identity,
-        known_as=identity,
-        inform=settings_,
-        contexts_bytes=base.retention.contexts.max_bytes,
-        servers=tuple(context.template().servers),
-        creds=str(identities.credentials_file(context.trust, identity, roles.Role.INFORMATION_NODE)),
-        ca=certificates.ca_file(base) or None,
-        proxy=base.bus.proxy,
-        keys=str(base.keys_folder),
-        view=str(view_file(context.folder, identity)),
-        zone=base.domain.zone,
-        direct=worker.direct_port(context, settings_.direct_ports, int(identity.rpartition("-")[2])),
-        replicas=base.bus.replicas,
-        share_per_identity=base.bus.share_per_identity,
-        log_file=str(context.folder.logs / f"{identity}.log"),
-        log_bytes_max=log_files.file_bytes(base, 8 * settings_.nodes),
-        log_age_s=base.retention.logs.max_age_s,
-        log_level=base.log.level,
-        health=msgspec.structs.replace(base.health, port=0),
-        pages=str(context.folder.pages),
+    return worker_config.configure(
+        context,
+        "information-node",
+        identity,
+        roles.Role.INFORMATION_NODE,
+        {"inform": settings_},
+        direct=worker_config.direct_port(context, settings_.direct_ports, int(identity.rpartition("-")[2])),
+        log_share=8 * settings_.nodes,
     )
-
-
-def view_file(folder: home.DomainFolder, identity: str) -> pathlib.Path:
-    return folder.root / "inform" / f"{identity}.db"
 
 
 def node_arguments(settings_: domain.BaseSettings, access_: access.DomainAccess) -> dict[str, Any]:
     """The arguments of every node of a domain: its log and the roles of callers. A node that has no keys of
     the domain leaves the log as it is, and knows no roles.
     """
+    from muster.gateways.uddi import mount
+
     role_of: context_access.RoleResolver | None = None
     if access_.has_keys:
         role_of = identity_roles.IdentityRoles(access_.keys)
@@ -184,3 +169,16 @@ def node_arguments(settings_: domain.BaseSettings, access_: access.DomainAccess)
 
 def _unknown(identity: str) -> None:
     return None
+
+
+def node_health(of: node_node.InformationNode) -> http_health.HealthReport:
+    failure = of.failure()
+    if failure is not None:
+        return http_health.HealthReport(health.HealthState.FAILED, failure)
+    if of.view_failure is not None:
+        return http_health.HealthReport(health.HealthState.LATE, f"{of.name} cannot store: {of.view_failure}")
+    age_s = of.freshness.now_s() - of.freshness.fresh_at_s
+    if age_s > 3 * of.settings.timeout_s:
+        late = f"{of.name} has not received the log for {units.rounded_duration(round(age_s))}"
+        return http_health.HealthReport(health.HealthState.LATE, late)
+    return http_health.HealthReport()

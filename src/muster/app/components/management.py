@@ -13,7 +13,7 @@ import pathlib
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -23,7 +23,7 @@ from muster.app.components import bootstrap_client, component
 from muster.app.components import context as context_
 from muster.app.machines import admission, membership, program
 from muster.app.machines import roles as machine_roles_
-from muster.app.supervisor import child_component, endpoints, manager_count, worker
+from muster.app.supervisor import child_component, endpoints, manager_count, worker_config
 from muster.bus.http import health as http_health
 from muster.bus.rpc import server
 from muster.core import errors, health
@@ -31,12 +31,9 @@ from muster.manage import client, protocol, settings
 from muster.supervision import children, os_process, tasks
 from muster.trust.permissions import roles
 
-if TYPE_CHECKING:
-    from muster.core.settings import domain
-
 KIND = bootstrap_client.KIND
 ENROL = f"{KIND}.enrol"
-DIRECTORY = f"{KIND}.directory"
+DIRECTORY = f"{KIND}.{bootstrap_client.DIRECTORY}"
 LOGIN = f"{KIND}.{access.LOGIN}"
 REMOVE = f"{KIND}.remove-machine"
 FORGOTTEN_LOOK_S = 5.0
@@ -171,8 +168,7 @@ class ManagementComponent:
 
     def _supervisor(self, name: str) -> children.ChildSupervisor:
         async def launch() -> children.ProcessHandle:
-            task = await asyncio.to_thread(_worker_config, self._context, self._settings, name)
-            task = msgspec.structs.replace(task, sensor=self._sensor)
+            task = await asyncio.to_thread(_worker_config, self._context, self._settings, name, self._sensor)
             self._unready.add(name)
             pid = await self._context.fork_server.spawn(name, task, self._unready.discard)
             await asyncio.to_thread(self._context.folder.record_child, name, pid)
@@ -309,8 +305,8 @@ class ManagementComponent:
         logins: str = "",
         proof: str = "",
     ) -> admission.DirectoryPage:
-        if certificate_key:
-            words = "certificate", machine, certificate_key
+        if certificate_key or logins:
+            words = bootstrap_client.DIRECTORY, machine, certificate_key, logins
             await asyncio.to_thread(self._admission.check_signed, machine, proof, *words)
         page = await asyncio.to_thread(self._admission.page, machine, after, certificate_key, logins)
         if report is not None:
@@ -414,38 +410,22 @@ def _names(manage_settings: settings.ManageSettings, managers: int) -> list[str]
 
 
 def _worker_config(
-    context: context_.ComponentContext, manage_settings: settings.ManageSettings, name: str
-) -> worker.WorkerConfig:
+    context: context_.ComponentContext, manage_settings: settings.ManageSettings, name: str, sensor: str
+) -> worker_config.WorkerConfig:
     kind, _, rest = name.partition("-")
-    logs = 2 * len(_names(manage_settings, managers_most(manage_settings)))
-    base_settings: domain.BaseSettings = context.settings
-    identity = rest if kind == "agent" else name
-    creds = identities.credentials_file(context.trust, identity, _ROLES[kind])
-    direct = worker.DirectPort()
+    direct = worker_config.DirectPort()
     if kind == "manager":
-        direct = worker.direct_port(context, manage_settings.direct_ports, int(rest.rpartition("-")[2]))
-    return worker.WorkerConfig(
-        kind=kind,
-        name=identity,
-        servers=tuple(context.template().servers),
-        creds=str(creds),
-        ca=certificates.ca_file(base_settings) or None,
-        proxy=base_settings.bus.proxy,
-        keys=str(base_settings.keys_folder),
+        number = int(rest.rpartition("-")[2])
+        direct = worker_config.direct_port(context, manage_settings.direct_ports, number)
+    return worker_config.configure(
+        context,
+        kind,
+        rest if kind == "agent" else name,
+        _ROLES[kind],
+        {"manage": manage_settings},
+        process=name,
         folder=str(context.folder.agent),
-        zone=base_settings.domain.zone,
-        beat_s=manage_settings.beat_s,
-        manager_ttl_s=manage_settings.manager_ttl_s,
-        lease_ttl_s=base_settings.bus.lease_ttl_s,
+        sensor=sensor,
         direct=direct,
-        known_as=name,
-        log_file=str(context.folder.logs / f"{name}.log"),
-        log_bytes_max=log_files.file_bytes(base_settings, logs),
-        log_age_s=base_settings.retention.logs.max_age_s,
-        replicas=base_settings.bus.replicas,
-        registry_bytes=base_settings.retention.registry.max_bytes,
-        share_per_identity=base_settings.bus.share_per_identity,
-        log_level=base_settings.log.level,
-        health=msgspec.structs.replace(base_settings.health, port=0),
-        pages=str(context.folder.pages),
+        log_share=2 * len(_names(manage_settings, managers_most(manage_settings))),
     )

@@ -123,7 +123,7 @@ class MachineAdmission:
         )
 
     def page(self, machine: str, after: int, certificate_key: str, logins: str) -> DirectoryPage:
-        """``logins``: the digest of those that a gateway has."""
+        """``logins``: the digest of those that a gateway has; empty: it wants none."""
         machines = self.machines()
         known = machines.get(machine)
         if known is None:
@@ -136,7 +136,7 @@ class MachineAdmission:
             documents=self._keys.documents(after),
             bundle=certificates.bundle(self._settings).read_text(),
             certificate=certificate,
-            logins=self._logins(logins) if roles.MachineRole.GATEWAY in known.roles else None,
+            logins=self._logins(logins) if logins and roles.MachineRole.GATEWAY in known.roles else None,
         )
 
     def _logins(self, held: str) -> dict[str, str] | None:

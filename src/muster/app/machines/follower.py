@@ -77,13 +77,17 @@ class MachineFollower:
         """Whether there may be more."""
         settings = self._context.settings
         key = await asyncio.to_thread(self._due_key)
+        certificate_key = "" if key is None else key.public
+        has_gateway = roles.MachineRole.GATEWAY in self._machines.here.roles
+        logins = await asyncio.to_thread(self._passwords.digest) if has_gateway else ""
+        signs = certificate_key or logins
         page = await client.directory(
             self._machines.own,
             self._after,
-            certificate_key="" if key is None else key.public,
-            proof="" if key is None else await asyncio.to_thread(self._sign, key),
+            certificate_key=certificate_key,
+            proof=await asyncio.to_thread(self._sign, certificate_key, logins) if signs else "",
             report=self._context.report,
-            logins=await asyncio.to_thread(self._passwords.digest),
+            logins=logins,
         )
         if page.logins is not None:
             await asyncio.to_thread(self._passwords.adopt, page.logins)
@@ -104,10 +108,10 @@ class MachineFollower:
         is_more, self._after = page.documents.after != self._after, page.documents.after
         return is_more
 
-    def _sign(self, key: certificates_.CertificateKey) -> str:
+    def _sign(self, *words: str) -> str:
         """Blocks."""
         own = self._context.trust.credentials(identities.SELF)
-        return machine_keys.signed(own.seed, "certificate", self._machines.own, key.public)
+        return machine_keys.signed(own.seed, bootstrap_client.DIRECTORY, self._machines.own, *words)
 
     def _due_key(self) -> certificates_.CertificateKey | None:
         """A key for a new certificate, if the present one is due. Blocks."""

@@ -10,24 +10,21 @@ import asyncio
 import pathlib
 import shutil
 import socket
-import ssl
 from collections.abc import Callable
 
 import msgspec
 
-from muster import connection
 from muster.app import certificates, enrolment, home
 from muster.app.components import bootstrap_client
 from muster.app.machines import admission, membership, roles
-from muster.app.supervisor import worker
+from muster.app.operations import listen_ports
 from muster.core import errors, files
 from muster.core.formats import toml
 from muster.core.net import hosts
 from muster.core.settings import domain
 from muster.trust import certificates as certificates_
-from muster.trust import credentials, machine_keys, nkeys, sealed_box
+from muster.trust import machine_keys, nkeys, sealed_box
 
-RETRY_S = 2.0
 DRAFT = "joining"  # what a request that was sent needs
 _HEAD = "# Settings of this machine of a domain, written by `muster join`.\n"
 
@@ -58,12 +55,14 @@ async def join(
     waiting: Callable[[str], None],
     proxy: str | None = None,
 ) -> membership.Machine:
-    """Create the home. ``waiting`` is called with the reason of a delay."""
+    """Create the home. ``waiting`` is called with each reason of a delay."""
     if proxy and roles.MachineRole.BROKER in roles.check(token.roles):
         raise errors.Refused(
             "a machine behind a proxy cannot run a broker: the others could not reach it",
             hint="`muster machine token --roles agent`, with --address for a broker that the proxy reaches",
         )
+    if roles.MachineRole.BROKER in token.roles:
+        await asyncio.to_thread(_check_listens, choices)
     parts = membership.parts(membership.check_name(choices.name), token.roles, choices.zone)
     draft = place.root / DRAFT
     keys = await asyncio.to_thread(_keys, draft, list(parts))
@@ -80,7 +79,12 @@ async def join(
         route_port=choices.route_port,
     )
     fixed = token.chosen or bool(proxy)
-    joined = await _request(token, keys["bootstrap"], request, waiting, proxy)
+    answer = await bootstrap_client.redeem(
+        token, keys["bootstrap"].public, join=request, proxy=proxy, waiting=waiting
+    )
+    if answer.joined is None:
+        raise errors.Refused("the domain's version of Muster admits no machines this way")
+    joined = answer.joined
 
     def write() -> membership.Machine:
         here = joined.machines.here
@@ -115,8 +119,26 @@ async def join(
     return await asyncio.to_thread(write)
 
 
+def _check_listens(choices: JoinChoices) -> None:
+    """Before the domain knows the machine: its broker will have this address. Blocks."""
+    try:
+        socket.getaddrinfo(choices.address, choices.port)
+    except OSError as error:
+        raise errors.InvalidInput(
+            f"{choices.address!r} does not resolve: {error.strerror}", hint="name another --address"
+        ) from error
+    for port in (choices.port, choices.route_port):
+        if not listen_ports.is_free(choices.listen, port):
+            raise errors.Unavailable(
+                f"a broker cannot listen on {choices.listen}, port {port}: it is in use, or the address is "
+                "not of this machine",
+                hint="choose with --listen, --port and --route-port",
+            )
+
+
 def _keys(draft: pathlib.Path, names: list[str]) -> dict[str, nkeys.KeyPair]:
     """The keys of a former request, or new ones. Blocks."""
+    draft.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = draft / "keys.json"
     try:
         seeds = msgspec.json.decode(path.read_bytes(), type=_Draft).seeds
@@ -128,40 +150,6 @@ def _keys(draft: pathlib.Path, names: list[str]) -> dict[str, nkeys.KeyPair]:
         draft.mkdir(mode=0o700, parents=True, exist_ok=True)
         files.write(path, msgspec.json.encode(_Draft(seeds)))
     return {name: nkeys.KeyPair.from_seed(seed) for name, seed in seeds.items()}
-
-
-async def _request(
-    token: enrolment.EnrolmentToken,
-    key: nkeys.KeyPair,
-    request: admission.JoinRequest,
-    waiting: Callable[[str], None],
-    proxy: str | None,
-) -> admission.JoinedMachine:
-    tls = ssl.create_default_context(cadata=token.ca) if token.ca else None
-    machine = await asyncio.to_thread(worker.machine_id)
-    creds = credentials.Credentials.parse(token.creds)
-    try:
-        async with await connection.connect(token.servers, creds=creds, tls=tls, proxy=proxy) as bus:
-            while True:
-                try:
-                    client = bootstrap_client.BootstrapClient(bus)
-                    answer = await client.enrol(key.public, machine=machine, join=request)
-                except errors.Unavailable as error:
-                    # The outcome may be unknown: repeating the request with the same keys is safe.
-                    if token.has_expired:
-                        raise
-                    waiting(f"{error.message}; {error.hint or 'retrying'}")
-                    await asyncio.sleep(RETRY_S)
-                else:
-                    if answer.joined is None:
-                        raise errors.Refused("the domain's version of Muster admits no machines this way")
-                    return answer.joined
-    except (errors.Unauthorized, errors.Unavailable) as error:
-        if token.has_expired:
-            raise errors.Forbidden(
-                "this token has expired", hint="create another one: `muster machine token`"
-            ) from error
-        raise
 
 
 def own_address(servers: tuple[str, ...]) -> str:
@@ -176,4 +164,7 @@ def own_address(servers: tuple[str, ...]) -> str:
                 return str(towards.getsockname()[0])
         except OSError:
             continue
-    raise errors.Unavailable("no route to the domain's brokers", hint="name this machine's --address")
+    raise errors.Unavailable(
+        f"no route to {', '.join(servers)}",
+        hint="create a token with an --address that this machine reaches",
+    )

@@ -198,7 +198,11 @@ def at_start(settings_: domain.BaseSettings, folder: pathlib.Path) -> MachineLis
     bus = settings_.bus
     if known is not None and known.is_first and bus.port:  # the settings may have changed
         here = msgspec.structs.replace(
-            known.here, address=addresses.reachable(bus)[0], port=bus.port, route_port=bus.route_port
+            known.here,
+            roles=_roles_of(settings_),
+            address=addresses.reachable(bus)[0],
+            port=bus.port,
+            route_port=bus.route_port,
         )
         if here != known.here:
             known = known.put(here)
@@ -208,7 +212,7 @@ def at_start(settings_: domain.BaseSettings, folder: pathlib.Path) -> MachineLis
     manage = getattr(settings_, "manage", None)
     own = Machine(
         name=manage.agent_name if manage is not None else "local",
-        roles=machine_roles.ALL,
+        roles=_roles_of(settings_),
         address=addresses.reachable(bus)[0],
         since_s=time.time(),
         broker=f"{settings_.domain.name}-1",
@@ -220,6 +224,20 @@ def at_start(settings_: domain.BaseSettings, folder: pathlib.Path) -> MachineLis
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     store(folder, made)
     return made
+
+
+def _roles_of(settings_: domain.BaseSettings) -> tuple[str, ...]:
+    """What the first machine runs by its settings."""
+    manage = getattr(settings_, "manage", None)
+    of_manage = {"registry": "registries", "manager": "managers", "agent": "agent"}
+    sections = {"information-node": "inform", "channel": "channel", "gateway": "amqp"}
+
+    def runs(role: str) -> bool:
+        if role in of_manage:
+            return manage is not None and manage.enabled and bool(getattr(manage, of_manage[role]))
+        return role == "broker" or getattr(getattr(settings_, sections[role], None), "enabled", False)
+
+    return tuple(role for role in machine_roles.ALL if runs(role))
 
 
 def check_whole(folder: pathlib.Path) -> None:

@@ -134,7 +134,7 @@ class ProgramChoice:
             arguments=self._arguments,
             supervised=supervised,
         )
-        with (folder.logs / "guard.err").open("wb") as output:
+        with files.open_private(folder.logs / "guard.err", "wb") as output:
             subprocess.Popen(
                 [sys.executable, "-m", GUARD, msgspec.json.encode(task).decode()],
                 stdin=subprocess.DEVNULL,

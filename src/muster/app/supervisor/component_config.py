@@ -21,8 +21,6 @@ class ComponentConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     ca: str = ""
     creds: str = ""
     listener: int | None = None  # an open socket, in place of the host and port of the settings
-    log_file: str = ""  # of a process that the fork server starts
-    log_bytes_max: int = 1 << 20
 
     @property
     def name(self) -> str:

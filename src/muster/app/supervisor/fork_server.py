@@ -154,7 +154,7 @@ def _send(message: ForkServerMessage, to: int = 1) -> None:
 
 
 def main() -> None:
-    from muster.app.supervisor import worker
+    from muster.app.supervisor import worker, worker_config  # noqa: F401  (the children run worker)
 
     lifeline = int(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -162,7 +162,7 @@ def main() -> None:
     gc.freeze()
     for line in sys.stdin.buffer:
         request = msgspec.json.decode(line, type=Request)
-        task = msgspec.json.decode(request.task, type=worker.WorkerConfig)
+        task = msgspec.json.decode(request.task, type=worker_config.WorkerConfig)
         if os.fork() == 0:
             _run_child(request.number, task, lifeline)
 

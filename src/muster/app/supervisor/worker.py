@@ -12,42 +12,33 @@ import gc
 import pathlib
 import signal
 import ssl
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TextIO, cast
 
-import msgspec
-
-from muster.app import certificates as app_certificates
-from muster.app import identities, log_files
-from muster.app.brokers import addresses
-from muster.app.supervisor import machine_alerts
-from muster.bus import api, leases
+from muster.app import enrolment, identities, log_files
+from muster.app.components import information_nodes
+from muster.app.supervisor import machine_alerts, worker_config
+from muster.bus import api
 from muster.bus.brokers import config
 from muster.bus.client import client
 from muster.bus.direct import bus as direct_bus
 from muster.bus.direct import dialer, frames, listener
 from muster.bus.http import health as http_health
 from muster.bus.rpc import admission
-from muster.core import errors, health, units
+from muster.core import errors, health
 from muster.core.net import tls as tls_
-from muster.core.settings import domain
 from muster.core.telemetry import log, metrics
 from muster.gateways.uddi import mount
 from muster.inform import protocol as inform_protocol
-from muster.inform import settings
 from muster.inform.node import node
-from muster.inform.node.log import context_log
 from muster.manage import protocol
 from muster.manage.adapters import base
 from muster.manage.agent import agent, deadlines
 from muster.manage.manager import agent_routes, manager
-from muster.manage.registry import endpoint, registry_log
+from muster.manage.registry import endpoint
 from muster.supervision import tasks
 from muster.trust import certificates, credentials, identity_roles, jwt, keyring, peer_admission
 from muster.trust.permissions import roles
-
-if TYPE_CHECKING:
-    from muster.app.components import context as context_
 
 events = log.EventLog("app")
 
@@ -65,49 +56,6 @@ REQUIRED_ROLES = {
 }
 
 
-class DirectPort(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a process accepts direct connections; ``port`` None: nowhere."""
-
-    port: int | None = None
-    host: str = "127.0.0.1"
-    names: tuple[str, ...] = ()  # to announce
-    brokers: str = ""  # the folder of this machine's brokers
-    cert: str = ""
-    cert_key: str = ""
-
-
-class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The configuration of a worker process."""
-
-    kind: str  # registry, manager, agent, information-node
-    name: str
-    servers: tuple[str, ...]
-    creds: str
-    ca: str | None = None
-    proxy: str = ""
-    keys: str = ""
-    folder: str = ""
-    zone: str = "default"
-    sensor: str = ""
-    beat_s: float = 5.0
-    manager_ttl_s: float = 6.0
-    lease_ttl_s: float = leases.TTL_S
-    replicas: int = 1
-    share_per_identity: float = admission.SHARE
-    direct: DirectPort = msgspec.field(default_factory=lambda: DirectPort())
-    known_as: str = ""  # its name at the bootstrap node
-    log_file: str = ""
-    log_bytes_max: int = 1 << 20
-    log_age_s: float = 30 * 86400.0
-    log_level: str = "info"
-    health: domain.HealthSettings = msgspec.field(default_factory=domain.HealthSettings)
-    inform: settings.InformSettings = settings.DEFAULT  # of an information node
-    view: str = ""  # its file
-    contexts_bytes: int = context_log.MAX_BYTES
-    registry_bytes: int = registry_log.MAX_BYTES
-    pages: str = ""  # the folder for the address of its health pages
-
-
 async def follow_alerts(
     stack: contextlib.AsyncExitStack, bus: api.Bus
 ) -> Callable[[], Mapping[str, Collection[str]]]:
@@ -118,39 +66,43 @@ async def follow_alerts(
     return lambda: followed.rules
 
 
-async def connect(task: WorkerConfig, measure: metrics.Metrics) -> api.Bus:
+async def connect(task: worker_config.WorkerConfig, measure: metrics.Metrics) -> api.Bus:
     creds = await asyncio.to_thread(credentials.Credentials.load, pathlib.Path(task.creds))
     tls = await asyncio.to_thread(ssl.create_default_context, cafile=task.ca) if task.ca else None
-    return await client.connect(task.servers, creds=creds, tls=tls, measure=measure, proxy=task.proxy or None)
+    proxy = task.settings.bus.proxy or None
+    return await client.connect(task.servers, creds=creds, tls=tls, measure=measure, proxy=proxy)
 
 
-async def run(task: WorkerConfig, stop: asyncio.Event, ready: Callable[[], None]) -> None:
-    admission.of_loop(asyncio.get_running_loop()).share = task.share_per_identity
+async def run(task: worker_config.WorkerConfig, stop: asyncio.Event, ready: Callable[[], None]) -> None:
+    settings, keys = task.settings, task.settings.keys_folder
+    admission.of_loop(asyncio.get_running_loop()).share = settings.bus.share_per_identity
     measure = metrics.Metrics(process=True)
-    conditions: dict[str, Callable[[], http_health.HealthReport]] = {"bus": _starting, task.kind: _starting}
+    conditions: dict[str, Callable[[], http_health.HealthReport]] = dict.fromkeys(
+        ("bus", task.component), _starting
+    )
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(
             http_health.serve_process(
-                task.health,
-                process=task.known_as or task.name,
+                settings.health,
+                process=task.name,
                 conditions=lambda: {name: report() for name, report in conditions.items()},
                 metrics=measure,
-                folder=pathlib.Path(task.pages) if task.pages else None,
+                folder=task.place.pages,
             )
         )
         bus = await stack.enter_async_context(await connect(task, measure))
         conditions["bus"] = lambda: http_health.bus_health(bus)
         report: Callable[[], http_health.HealthReport] = http_health.HealthReport
-        match task.kind:
+        match task.component:
             case "registry":
                 member: Any = endpoint.RegistryEndpoint(
                     bus,
-                    lease_ttl_s=task.lease_ttl_s,
-                    manager_ttl_s=task.manager_ttl_s,
-                    authorize=RequestAuthorizer(pathlib.Path(task.keys)),
-                    replicas=task.replicas,
-                    max_bytes=task.registry_bytes,
-                    open_key=lambda: keyring.Keyring.open(pathlib.Path(task.keys)).key_of_secrets(),
+                    lease_ttl_s=settings.bus.lease_ttl_s,
+                    manager_ttl_s=settings.manage.manager_ttl_s,
+                    authorize=RequestAuthorizer(keys),
+                    replicas=settings.bus.replicas,
+                    max_bytes=settings.retention.registry.max_bytes,
+                    open_key=lambda: keyring.Keyring.open(keys).key_of_secrets(),
                     measure=measure,
                     alerts=await follow_alerts(stack, bus),
                 )
@@ -164,10 +116,10 @@ async def run(task: WorkerConfig, stop: asyncio.Event, ready: Callable[[], None]
                 member = agent.Agent(
                     direct.as_bus(),
                     pathlib.Path(task.folder),
-                    zone=task.zone,
-                    beat_s=task.beat_s,
-                    machine=machine_id(),
-                    broker_access=lambda: asyncio.to_thread(broker_access, pathlib.Path(task.keys)),
+                    zone=settings.domain.zone,
+                    beat_s=settings.manage.beat_s,
+                    machine=enrolment.machine_id(),
+                    broker_access=lambda: asyncio.to_thread(broker_access, keys),
                     keep_peer=await connect_directly(stack, direct, bus),
                     measure=measure,
                     guard=deadlines.WatchdogProcess(pathlib.Path(task.folder)),
@@ -180,20 +132,20 @@ async def run(task: WorkerConfig, stop: asyncio.Event, ready: Callable[[], None]
                 await listen(stack, task, direct, part=inform_protocol.PART)
                 member = await node.start(
                     direct.as_bus(),
-                    settings=task.inform,
-                    view=pathlib.Path(task.view),
-                    max_bytes=task.contexts_bytes,
-                    replicas=task.replicas,
-                    role_of=identity_roles.IdentityRoles(keyring.Keyring.open(pathlib.Path(task.keys))),
-                    zone=task.zone,
+                    settings=settings.inform,
+                    view=task.place.view(task.identity),
+                    max_bytes=settings.retention.contexts.max_bytes,
+                    replicas=settings.bus.replicas,
+                    role_of=identity_roles.IdentityRoles(keyring.Keyring.open(keys)),
+                    zone=settings.domain.zone,
                     mount_backends=mount.BACKENDS,
                 )
-                report = functools.partial(node_health, member)
+                report = functools.partial(information_nodes.node_health, member)
             case _:
-                raise errors.InvalidInput(f"no process of kind {task.kind!r}")
+                raise errors.InvalidInput(f"no process of kind {task.component!r}")
         await stack.enter_async_context(member)
-        conditions[task.kind] = report
-        if task.kind != "agent":  # which is ready when it has joined
+        conditions[task.component] = report
+        if task.component != "agent":  # which is ready when it has joined
             ready()
         await stop.wait()
 
@@ -205,19 +157,6 @@ def measurements() -> Callable[[], Mapping[str, float]] | None:
     except errors.MissingDependency:
         return None
     return host_metrics.HostMetrics().sample
-
-
-def node_health(of: node.InformationNode) -> http_health.HealthReport:
-    failure = of.failure()
-    if failure is not None:
-        return http_health.HealthReport(health.HealthState.FAILED, failure)
-    if of.view_failure is not None:
-        return http_health.HealthReport(health.HealthState.LATE, f"{of.name} cannot store: {of.view_failure}")
-    age_s = of.freshness.now_s() - of.freshness.fresh_at_s
-    if age_s > 3 * of.settings.timeout_s:
-        late = f"{of.name} has not received the log for {units.rounded_duration(round(age_s))}"
-        return http_health.HealthReport(health.HealthState.LATE, late)
-    return http_health.HealthReport()
 
 
 def _starting() -> http_health.HealthReport:
@@ -241,27 +180,9 @@ def broker_access(keys: pathlib.Path) -> base.BrokerAccess:
     )
 
 
-def direct_port(context: context_.ComponentContext, ports: Sequence[int], number: int) -> DirectPort:
-    """Of process ``number`` of a service, as the settings say. Blocks."""
-    base, port = context.settings, listener.port_of(ports, number)
-    if port is None or (base.bus.servers and not context.trust.signs):  # it would not learn of revocations
-        return DirectPort()
-    tls = None
-    if not base.bus.servers and base.bus.uses_tls:
-        tls = app_certificates.broker_tls(base)
-    return DirectPort(
-        port=port,
-        host=base.bus.host,
-        names=tuple(addresses.reachable(base.bus)),
-        brokers=str(context.folder.brokers),
-        cert=str(tls.cert_file) if tls else "",
-        cert_key=str(tls.key_file) if tls else "",
-    )
-
-
 async def listen(
     stack: contextlib.AsyncExitStack,
-    task: WorkerConfig,
+    task: worker_config.WorkerConfig,
     bus: direct_bus.DirectBus,
     *,
     part: str = "",
@@ -282,7 +203,7 @@ async def listen(
         listening = listener.DirectListener(
             bus,
             peer_admission.PeerAdmission(
-                pathlib.Path(task.keys),
+                task.settings.keys_folder,
                 brokers=pathlib.Path(where.brokers) if where.brokers else None,
                 of_roles=of_roles,
             ),
@@ -352,15 +273,7 @@ class RequestAuthorizer:
         return self._role_of is not None and self._role_of.record(sender).may_run_commands
 
 
-def machine_id() -> str:
-    """Differs on a reinstalled machine."""
-    for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
-        with contextlib.suppress(OSError):
-            return pathlib.Path(path).read_text().strip()[:64]
-    return ""
-
-
-async def run_worker(task: WorkerConfig, lifeline: int, ready: Callable[[], None]) -> None:
+async def run_worker(task: worker_config.WorkerConfig, lifeline: int, ready: Callable[[], None]) -> None:
     """Run the worker until a signal, or until the other end of ``lifeline`` is closed."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -371,10 +284,12 @@ async def run_worker(task: WorkerConfig, lifeline: int, ready: Callable[[], None
         stop.set()
 
     loop.add_reader(lifeline, lifeline_closed)
-    stream = cast(
-        TextIO, log_files.RotatingFile(pathlib.Path(task.log_file), task.log_bytes_max, task.log_age_s)
+    logs = log_files.RotatingFile(
+        task.log_file,
+        log_files.file_bytes(task.settings, task.log_share),
+        task.settings.retention.logs.max_age_s,
     )
-    log.configure(stream, level=task.log_level, form="json")
+    log.configure(cast(TextIO, logs), level=task.settings.log.level, form="json")
     relax_gc()
     working = asyncio.create_task(run(task, stop, ready))
     stopping = asyncio.create_task(stop.wait())

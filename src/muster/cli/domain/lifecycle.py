@@ -259,8 +259,9 @@ def down(invocation: command.Invocation, timeout_s: float, force: bool) -> None:
     from muster.app import home, process
     from muster.app.operations import running_resources
     from muster.cli.domain import status
+    from muster.client import location
 
-    settings = config.load(invocation)
+    settings = location.shared_settings(invocation.home)
     folder = home.DomainFolder(settings.domain.folder)
     name = settings.domain.name
     running = folder.running()

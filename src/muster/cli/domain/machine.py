@@ -237,14 +237,7 @@ def join(
         )
     parsed = enrolment.EnrolmentToken.parse(_text(token))
     choices = _choices(parsed, name, address, listen, zone, port, route_port)
-    noted: list[str] = []
-
-    def waiting(reason: str) -> None:
-        if reason not in noted:
-            noted.append(reason)
-            invocation.printer.note(reason)
-
-    here = command.run(join_client.join(place, parsed, choices, waiting=waiting, proxy=proxy))
+    here = command.run(join_client.join(place, parsed, choices, waiting=invocation.printer.note, proxy=proxy))
     invocation.printer.note(f"this machine is {here.name}, with {', '.join(here.roles)}")
     if service:
         _install(place)

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from muster.trust import credentials
 
 FOLDER = "~/.local/share/muster-agent"
-RETRY_S = 2.0
 RENEWAL_PAUSE_S = 60.0  # between two renewals of credentials, at least
 
 
@@ -62,7 +61,8 @@ RENEWAL_PAUSE_S = 60.0  # between two renewals of credentials, at least
 @click.option(
     "--proxy",
     metavar="URL",
-    help="Connect through this HTTP proxy (http://HOST:PORT); stored at the enrolment.",
+    help="Connect through this HTTP proxy (http://HOST:PORT), to the servers of the token only; stored at "
+    "the enrolment.",
 )
 @click.option(
     "--direct",
@@ -116,6 +116,7 @@ async def _run(
     labels: dict[str, str],
     beat_s: float,
 ) -> None:
+    from muster.app import enrolment
     from muster.app.supervisor import worker
     from muster.bus.direct import bus as direct
     from muster.core import errors
@@ -157,7 +158,7 @@ async def _run(
             zone=zone,
             labels=labels,
             beat_s=beat_s,
-            machine=await asyncio.to_thread(worker.machine_id),
+            machine=await asyncio.to_thread(enrolment.machine_id),
             keep_peer=keep_peer,
             measure=measure,
             guard=deadlines.WatchdogProcess(folder / "resources"),
@@ -172,42 +173,18 @@ async def _run(
 
 async def _enrol(invocation: command.Invocation, text: str, folder: Path, proxy: str | None) -> None:
     """Enrol with a one-time token. The key pair is created here; only the public key is sent."""
-    import ssl
-
     import msgspec
 
-    from muster import connection as muster_connection
     from muster.app import enrolment
     from muster.app.components import bootstrap_client
-    from muster.app.supervisor import worker
-    from muster.core import errors
     from muster.trust import credentials
 
     token = enrolment.EnrolmentToken.parse(text)
-    tls = ssl.create_default_context(cadata=token.ca) if token.ca else None
     key = await asyncio.to_thread(enrolment.machine_key, folder)
-    machine = await asyncio.to_thread(worker.machine_id)
     creds = credentials.Credentials.parse(token.creds)
-    answer: enrolment.EnrolledMachine | None = None
-    noted = ""
-    try:
-        async with await muster_connection.connect(token.servers, creds=creds, tls=tls, proxy=proxy) as bus:
-            while answer is None:
-                try:
-                    client = bootstrap_client.BootstrapClient(bus)
-                    answer = await client.enrol(key.public, machine=machine, name=token.name)
-                except errors.Unavailable as error:
-                    # The outcome may be unknown: repeating the request with the same key is safe.
-                    if token.has_expired:
-                        raise
-                    if error.message != noted:
-                        noted = error.message
-                        invocation.printer.note(f"{error.message}; {error.hint or 'retrying'}")
-                    await asyncio.sleep(RETRY_S)
-    except (errors.Unauthorized, errors.Unavailable) as error:
-        if token.has_expired:
-            raise errors.Forbidden("this token has expired", hint=enrolment.NEW_TOKEN_HINT) from error
-        raise
+    answer = await bootstrap_client.redeem(
+        token, key.public, name=token.name, proxy=proxy, waiting=invocation.printer.note
+    )
     joining = credentials.Credentials(answer.joining, creds.seed) if answer.joining else None
     await asyncio.to_thread(enrolment.write_credentials, folder, key, answer.jwt, joining)
     where = {"servers": list(token.servers), "ca": token.ca, "locator": token.locator, "proxy": proxy}

@@ -7,6 +7,7 @@ import base64
 import contextlib
 import math
 import re
+import time
 import types
 from typing import Any
 
@@ -645,16 +646,52 @@ def test_the_rate_of_a_channel_counts_its_reports_and_not_the_machines_it_knows(
 
 def test_alerts_are_listed_by_rule_in_the_order_of_their_first():
     listed = [alert_change(1, "firing"), alert_change(2, "pending", "group:x")]
-    (rule,) = alerts_page.by_rule(listed)
-    assert (rule.rule, rule.severity, rule.open, len(rule.rows)) == ("hot", "critical", 1, 2)
+    (rule,) = alerts_page.by_rule(listed, 5)
+    assert (rule.open, len(rule.alerts), len(rule.rows)) == (1, 2, 2)
     quoted = msgspec.structs.replace(listed[0], rule="it's")
     values = {"hidden": 0, "judged": True, "filtered": False, "own": False}
     drawn = templates.block(
-        alerts_page.TEMPLATE, "alerts", request=asked(), groups=alerts_page.by_rule([quoted]), **values
+        alerts_page.TEMPLATE, "alerts", request=asked(), groups=alerts_page.by_rule([quoted], 5), **values
     )
     assert "rule = &#39;it&#39;&#39;s&#39;" in drawn
     assert 'value="acknowledge"' not in drawn
     assert ">Acknowledge<" in drawn
+
+
+def test_the_numbers_of_a_rule_are_of_all_its_alerts_and_no_rule_hides_another():
+    many = [alert_change(n + 1, "firing", f"group:{n}") for n in range(300)]
+    listed = [*many, msgspec.structs.replace(many[0], rule="other")]
+    groups = alerts_page.by_rule(listed, 50)
+    assert [(group.open, len(group.rows)) for group in groups] == [(300, 50), (1, 1)]
+    values = {"hidden": 0, "judged": True, "filtered": False, "own": False}
+    drawn = templates.block(alerts_page.TEMPLATE, "alerts", request=asked(), groups=groups, **values)
+    assert "300 alerts" in drawn
+    assert ">Acknowledge 300 alerts<" in drawn
+    assert "250 more" in drawn
+
+
+def test_a_time_in_the_far_future_has_its_date():
+    now_ms = int(time.time() * 1000)
+    for days, length in ((0, 8), (-30, 16), (30, 16)):
+        clock = texts.clock(now_ms + days * 86_400_000)
+        assert clock is not None
+        assert len(clock[0]) == length, days
+
+
+def test_states_that_nothing_is_in_have_no_part_of_a_bar():
+    assert drawings.shares({"up": 0}) == []
+    assert [name for name, *_ in drawings.shares({"up": 3, "down": 0})] == ["up"]
+
+
+def test_a_query_may_have_any_names():
+    assert page.link_to("/live", path="x", page="/") == "/live?path=x&page=%2F"
+
+
+def test_zones_and_groups_do_not_push_machines_out_of_a_search():
+    rows = [*(("zone", f"web-{n}", "") for n in range(10)), ("machine", "web-1", "up")]
+    assert [thing.kind for thing in find._found("machine", rows, "web")].count("machine") == 1
+    queues = [types.SimpleNamespace(queue=f"q-{n}", depth=0) for n in range(20)]
+    assert len(find._found("queue", queues, "q-")) == find.EACH_MAX
 
 
 def test_the_timeline_shows_silenced_and_acknowledged_times_in_their_colours():

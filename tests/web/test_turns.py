@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import types
+from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from muster.bus import api
@@ -15,9 +17,11 @@ from muster.message import listings, protocol
 from muster.monitor import live_view
 from muster.testing.eventually import eventually
 from muster.trust.permissions import roles
+from muster.web import request_state
 from muster.web.auth import sessions
 from muster.web.data import connections, history_reader, read_model, rows, turns
 from muster.web.data.measurements import latest_reports
+from muster.web.rest import charts as charts_rest
 from muster.web.rest import event_stream
 from muster.web.rest import reports as reports_rest
 from tests.web.test_identity import NoDomain
@@ -102,13 +106,48 @@ async def test_a_turn_is_not_awaited_for_ever() -> None:
 def test_a_login_cannot_take_all_watches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_stream, "OF_LOGIN_MAX", 2)
     monkeypatch.setattr(event_stream, "WATCHES_MAX", 3)
-    slot = event_stream.EventStreams.slot
+    slot = event_stream.slot
     with slot("vic"), slot("vic"):
         with pytest.raises(errors.Overloaded, match="2 of vic"):
             slot("vic").__enter__()
         with slot("ann"), pytest.raises(errors.Overloaded, match="3 watches are already open"):
             slot("olga").__enter__()
-    assert not event_stream.EventStreams.open
+    assert not event_stream.open_streams
+
+
+async def test_a_stream_ends_when_its_login_has_another_role(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page was rendered, and a log read, with the rights that the login had at the beginning."""
+    person = sessions.LoginSession(
+        id="1", name="olga", role=sessions.WebRole.OPERATOR, kind=sessions.TokenKind.COOKIE, born=0, until=1
+    )
+    now = person
+
+    async def session_of(_: Any) -> sessions.LoginSession:
+        return now
+
+    async def frames() -> AsyncIterator[bytes]:
+        for number in range(3):
+            yield str(number).encode()
+
+    monkeypatch.setattr(request_state, "session_of", session_of)
+    seen: list[bytes] = []
+    async for frame in event_stream._with_beats(frames(), None, person):  # type: ignore[arg-type]
+        seen.append(frame)
+        now = msgspec.structs.replace(person, role=sessions.WebRole.VIEWER)
+    assert seen == [b"0"]
+
+
+async def test_names_of_temporary_queues_are_not_listed_as_charts_for_a_viewer() -> None:
+    source = read_model.ReadModel(NoDomain(), history="", domain="lab")
+    for name in ("orders", "temporary:shop-1:1"):
+        source.feed.samples.add("queue", name, 1.0, {"waiting": 1.0})
+    for role, count in ((sessions.WebRole.VIEWER, 1), (sessions.WebRole.OPERATOR, 2)):
+        person = sessions.LoginSession(
+            id="1", name="vic", role=role, kind=sessions.TokenKind.COOKIE, born=0, until=1
+        )
+        call: Any = types.SimpleNamespace(source=source, person=person)
+        assert len(await charts_rest.charted(call, "queue")) == count
+    await source.feed.cache.close()
 
 
 class PersonBus:

@@ -705,4 +705,8 @@ async def _entries(text: str) -> list[Any]:
 
 async def _check(entry: Mapping[str, Any]) -> None:
     """Check an entry as a manifest does: fields, type, configuration, plain text secrets."""
-    await _entries(msgspec.json.encode({"resources": [entry]}).decode())
+    try:
+        text = msgspec.json.encode({"resources": [entry]}).decode()
+    except (UnicodeEncodeError, TypeError) as error:
+        raise errors.InvalidInput(f"the entry cannot be written as JSON: {error}") from error
+    await _entries(text)

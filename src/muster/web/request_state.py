@@ -20,6 +20,7 @@ from muster.web.auth import logins, scopes, sessions
 from muster.web.data import read_model
 
 T = TypeVar("T")
+API = "/api/v1"
 COOKIE = "muster-session"
 FORM_HEADER = "X-CSRF-Token"
 SAFE = ("GET", "HEAD", "OPTIONS")
@@ -145,7 +146,15 @@ class RestCall:
         )
 
 
-def _call(web: Web, person: Person) -> RestCall:
+def _call(request: Request, web: Web, person: Person) -> RestCall:
+    if request.query_params:  # a misspelt filter would select everything
+        described = request.app.openapi()["paths"][API + request.scope["route"].path_format]
+        parameters = described[request.method.lower()].get("parameters", ())
+        known = [parameter["name"] for parameter in parameters if parameter["in"] == "query"]
+        for name in request.query_params:
+            if name not in known:
+                hint = f"the parameters are {', '.join(known)}" if known else "there are none"
+                raise errors.InvalidInput(f"unknown parameter {name[:60]!r}", hint=hint)
     return RestCall(web, person)
 
 

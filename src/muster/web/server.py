@@ -42,7 +42,7 @@ from muster.web.rest import (
     resources,
 )
 
-API = "/api/v1"
+API = request_state.API
 ROUTERS = (
     charts,
     reports,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ def shares(counts: Mapping[str, int]) -> list[tuple[str, int, float, float]]:
     """The parts of a bar, the largest first: name, count, place and width."""
     total = sum(counts.values())
     x, parts = 0.0, []
-    for name, count in sorted(counts.items(), key=lambda item: -item[1]):
+    for name, count in sorted(filter(operator.itemgetter(1), counts.items()), key=lambda item: -item[1]):
         width = count / total * WIDTH
         parts.append((name, count, round(x, 2), round(max(width - 1.5, 0.8), 2)))
         x += width
@@ -51,7 +52,10 @@ def timeline(lanes: Mapping[str, Sequence[Span]], *, from_s: float, to_s: float)
     long_s = to_s - from_s
     clock = "%m-%d %H:%M" if long_s >= 86400 else "%H:%M" if long_s > 600 else "%H:%M:%S"
     times = [(from_s + share * (to_s - from_s), anchor) for share, anchor in TICKS]
-    ticks = [(place(at_s), time.strftime(clock, time.gmtime(at_s)), anchor) for at_s, anchor in times]
+    ticks = [
+        (place(at_s), int(at_s * 1000), time.strftime(clock, time.gmtime(at_s)), anchor)
+        for at_s, anchor in times
+    ]
     return {"width": WIDTH, "left": LEFT, "lanes": drawn, "ticks": ticks}
 
 

@@ -60,20 +60,16 @@ Values = Mapping[str, Any]
 Load = Callable[[], Awaitable[Values]]
 
 
-async def nothing() -> Values:
-    return {}
-
-
 @dataclass(frozen=True, slots=True)
 class PageSection:
     """Rendered again when data with one of its ``tags`` changes, and every ``every_s``.
 
-    ``load``: the values for its block, by default that with its id. ``template``: if it is another file.
+    ``load``: the values for its block, by default that with its id. ``template``: another than the page's.
     """
 
     id: str
     title: str
-    load: Load = nothing
+    load: Load
     tags: tuple[str, ...] = ()
     every_s: float = 5.0
     wide: bool = True
@@ -106,7 +102,7 @@ class DashboardPage:
 Build = Callable[[PageRequest], DashboardPage]
 
 
-def link_to(path: str, **query: str | int | None) -> str:
+def link_to(path: str, /, **query: str | int | None) -> str:
     """A link within the dashboard."""
     kept = {name: str(value) for name, value in query.items() if value not in (None, "")}
     return f"{path}?{urlencode(kept)}" if kept else path

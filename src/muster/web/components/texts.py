@@ -88,7 +88,7 @@ def clock(at_ms: int | None) -> tuple[str, str, str] | None:
         at = datetime.datetime.fromtimestamp((at_ms or 0) / 1000, datetime.UTC)
     except (ValueError, OverflowError):
         return None  # clients state times: such a one must not hide the rest
-    today = time.time() - (at_ms or 0) / 1000 < 43_200
+    today = abs(time.time() - (at_ms or 0) / 1000) < 43_200
     short = at.strftime("%H:%M:%S") if today else at.strftime("%Y-%m-%d %H:%M")
     return short, at.isoformat(timespec="milliseconds"), f"{at:%Y-%m-%d %H:%M:%S} UTC"
 

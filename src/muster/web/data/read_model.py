@@ -263,16 +263,25 @@ class ReadModel:
                 missing[name] = error.message
                 return otherwise
 
-        progress = await known("pipeline", self.read(pipeline_operations.PROGRESS), None)
+        progress, brokers, links, producers, managers, nodes, components, summary = await asyncio.gather(
+            known("pipeline", self.read(pipeline_operations.PROGRESS), None),
+            known("brokers", self.feed.brokers(), []),
+            known("links", self.feed.links(), []),
+            known("channels", self.producers(), []),
+            known("managers", self.read(manage_operations.MANAGERS), []),
+            known("information nodes", self.inform.information_nodes(), []),
+            known("components", self.feed.components(), []),
+            self.machine_summary(),
+        )
         missing.pop("pipeline", None)  # none runs
         return topology.topology(
-            brokers=await known("brokers", self.feed.brokers(), []),
-            links=await known("links", self.feed.links(), []),
-            producers=await known("channels", self.producers(), []),
-            managers=await known("managers", self.read(manage_operations.MANAGERS), []),
-            nodes=await known("information nodes", self.inform.information_nodes(), []),
-            components=await known("components", self.feed.components(), []),
-            machines=(await self.machine_summary()).machines,
+            brokers=brokers,
+            links=links,
+            producers=producers,
+            managers=managers,
+            nodes=nodes,
+            components=components,
+            machines=summary.machines,
             pipeline=progress.state if progress is not None else "",
             missing=missing,
         )

@@ -16,7 +16,8 @@ from muster.web.data.measurements import alert_spans
 PAGES = {"node": "/machine", "group": "/group", "zone": "/zone"}
 OPEN = (messages.AlertState.FIRING, messages.AlertState.SILENCED)
 TEMPLATE = "alerts.html"
-SHOWN = 200
+SHOWN = 50  # of each rule
+RULES_SHOWN = 100
 LANES_MAX = 24
 SEVERITIES = ("critical", "warning", "info")
 TIMELINE_S = 3600.0
@@ -60,26 +61,22 @@ def row(alert: messages.Alert) -> AlertRow:
 
 @dataclass(frozen=True, slots=True)
 class RuleAlerts:
-    """The alerts of a rule."""
+    """The alerts of a rule, of which the first have a row."""
 
-    rule: str
+    alerts: Sequence[messages.Alert]
     rows: Sequence[AlertRow]
 
     @property
-    def severity(self) -> str:
-        return self.rows[0].alert.severity.value
-
-    @property
     def open(self) -> int:
-        return sum(row.alert.state in OPEN for row in self.rows)
+        return sum(alert.state in OPEN for alert in self.alerts)
 
 
-def by_rule(shown: Sequence[messages.Alert]) -> list[RuleAlerts]:
-    """In the order of their first alerts."""
-    rules: dict[str, list[AlertRow]] = {}
-    for alert in shown:
-        rules.setdefault(alert.rule, []).append(row(alert))
-    return [RuleAlerts(rule, rows) for rule, rows in rules.items()]
+def by_rule(listed: Sequence[messages.Alert], limit: int) -> list[RuleAlerts]:
+    """In the order of their first alerts, with at most ``limit`` rows each."""
+    rules: dict[str, list[messages.Alert]] = {}
+    for alert in listed:
+        rules.setdefault(alert.rule, []).append(alert)
+    return [RuleAlerts(alerts, [row(alert) for alert in alerts[:limit]]) for alerts in rules.values()]
 
 
 async def are_judged(request: page.PageRequest) -> bool:
@@ -91,11 +88,14 @@ async def are_judged(request: page.PageRequest) -> bool:
     return True
 
 
-async def table(request: page.PageRequest, alerts: Sequence[messages.Alert], limit: int) -> dict[str, Any]:
-    """The values of the block ``alerts``."""
+async def table(
+    request: page.PageRequest, alerts: Sequence[messages.Alert], limit: int = SHOWN, rules: int = RULES_SHOWN
+) -> dict[str, Any]:
+    """The values of the block ``alerts``, with at most so many rows of each rule, and rules."""
+    groups = by_rule(alerts, limit)
     return {
-        "groups": by_rule(alerts[:limit]),
-        "hidden": max(0, len(alerts) - limit),
+        "groups": groups[:rules],
+        "hidden": max(0, len(groups) - rules),
         "judged": bool(alerts) or await are_judged(request),
         "filtered": False,
         "own": False,
@@ -107,7 +107,7 @@ def section_about(request: page.PageRequest, about: str) -> page.PageSection:
 
     async def load() -> page.Values:
         own = [alert for alert in await request.get("/alerts") if alert.about == about]
-        return {**await table(request, own, SHOWN), "own": True}
+        return {**await table(request, own), "own": True}
 
     return page.PageSection("alerts", "Alerts", load, ("alerts",), 5.0, template=TEMPLATE)
 
@@ -148,7 +148,7 @@ def alerts(request: page.PageRequest) -> page.DashboardPage:
             and state in ("", alert.state.value)
             and text.lower() in f"{alert.rule} {alert.about} {alert.reason}".lower()
         ]
-        return {**await table(request, listed, SHOWN), "filtered": bool(severity or state or text)}
+        return {**await table(request, listed), "filtered": bool(severity or state or text)}
 
     async def over_time() -> page.Values:
         now_s, past_s = time.time(), units.parse_duration_s(last)

@@ -17,7 +17,7 @@ STATES = tuple(
 )
 SHOWN = 50
 CHANGES_SHOWN = 8
-ALERTS_SHOWN = 8
+ALERTS_SHOWN, RULES_SHOWN = 4, 6
 LINES_MAX = 3
 QUIET = (messages.AlertState.SILENCED, messages.AlertState.ACKNOWLEDGED)
 TEMPLATE = "fleet.html"
@@ -51,7 +51,7 @@ def overview(request: page.PageRequest) -> page.DashboardPage:
         return {"totals": await request.get("/summary")}
 
     async def firing() -> page.Values:
-        return await alerts_.table(request, await request.get("/alerts"), ALERTS_SHOWN)
+        return await alerts_.table(request, await request.get("/alerts"), ALERTS_SHOWN, RULES_SHOWN)
 
     async def changes() -> page.Values:
         return {"changes": (await request.get("/state-changes", limit=CHANGES_SHOWN)).items}

@@ -10,7 +10,6 @@ import hashlib
 import importlib.resources
 import time
 from collections.abc import AsyncIterator
-from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import markupsafe
@@ -21,7 +20,7 @@ from muster.core import errors, messages
 from muster.core.telemetry import log
 from muster.web import actions, problems, request_state
 from muster.web.auth import oidc, sessions
-from muster.web.components import layout, page, templates
+from muster.web.components import page, plots, templates
 from muster.web.pages import (
     access,
     alerts,
@@ -98,12 +97,12 @@ FORM_MAX = 1 << 20
 NOTE, NOTE_BYTES_MAX = "muster-note", 2_700  # browsers drop a cookie of more than 4 KB
 CALLBACK = "/login/oidc/callback"
 ATTEMPT = "muster-oidc"
-THEME = "muster-theme"
+THEME, THEMES = "muster-theme", ("auto", "light", "dark")
 
 
 def _theme(request: Request) -> str:
     chosen = request.cookies.get(THEME, "auto")
-    return chosen if chosen in layout.THEMES else "auto"
+    return chosen if chosen in THEMES else "auto"
 
 
 def _view(
@@ -125,11 +124,13 @@ async def _inside(
     section whose subject does not exist is added to ``missing``.
     """
     loading = asyncio.ensure_future(section.load())
+    loading.add_done_callback(lambda done: done.cancelled() or done.exception())  # even if nobody waits
     try:
         loaded = await asyncio.wait_for(asyncio.shield(loading), within_s)
-        return layout.section(request, made, section, loaded)
+        name = section.template or made.template
+        values = {**made.values, "request": request, **loaded}
+        return templates.block(name, section.block or section.id, **values)
     except TimeoutError:
-        loading.add_done_callback(lambda done: done.cancelled() or done.exception())
         return None
     except errors.MusterError as error:
         if missing is not None and isinstance(error, errors.NotFound):
@@ -167,20 +168,27 @@ async def _show(request: Request) -> Response:
         for section, inside in zip(made.sections, contents, strict=True)
     ]
     note = _read_note(request)
-    response = HTMLResponse(
-        layout.page(
-            page_request,
-            made,
-            sections,
-            domain=page_request.call.source.feed.domain,
-            theme=_theme(request),
-            note=note,
-            menu=_menu(page_request),
-            current=PLACED[path][0],
-            live=request.method == "GET",
-        ),
-        status_code=404 if missing and path in SUBJECTS else 200,
+    values = {"request": page_request, **made.values}
+    around = {name: templates.block(made.template, name, **values) for name in ("head", "acts", "foot")}
+    query.pop("page", "")
+    shown = templates.render(
+        "page.html",
+        title=made.title,
+        theme=_theme(request),
+        domain=page_request.call.source.feed.domain,
+        request=page_request,
+        made=made,
+        **around,
+        sections=sections,
+        menu=_menu(page_request),
+        current=PLACED[path][0],
+        note=note,
+        live=page.link_to("/live", page=path, **query) if request.method == "GET" else "",
+        charts=page.link_to(path, **{**query, "tables": ""}),
+        tables=page.link_to(path, **{**query, "tables": "1"}),
+        lasts=plots.LASTS,
     )
+    response = HTMLResponse(shown, status_code=404 if missing and path in SUBJECTS else 200)
     if note:
         response.delete_cookie(NOTE)
     response.headers["Cache-Control"] = "no-store"
@@ -286,12 +294,14 @@ async def _login_page(
     request: Request, next_: str, error: errors.MusterError | None = None, name: str = ""
 ) -> Response:
     web = request_state.state_of(request)
-    made = layout.login(
+    made = templates.render(
+        "login.html",
+        title="Log in",
+        theme=_theme(request),
         domain=web.source.feed.domain,
         next_=_within(next_),
-        problem=error.message if error else "",
+        problem_=error.message if error else "",
         hint=(error.hint or "") if error else "",
-        theme=_theme(request),
         has_no_logins=await web.logins.is_empty(),
         name=name,
         provider=web.logins.provider is not None,
@@ -406,8 +416,8 @@ async def finish_oidc(request: Request, state: str = "", code: str = "", error: 
         return await _login_page(request, "/", problem)
     # A redirect would still belong to the navigation from the provider's site, for which browsers do not send
     # a strict cookie; the refresh is a navigation of our own.
-    moved = HTMLResponse(layout.moved(_within(next_), theme=_theme(request)))
-    made = await _logged_in(web, session, moved, web.settings.oidc.url)
+    moved = templates.render("moved.html", title="Logged in", theme=_theme(request), refresh=_within(next_))
+    made = await _logged_in(web, session, HTMLResponse(moved), web.settings.oidc.url)
     made.delete_cookie(ATTEMPT, path=CALLBACK)
     made.headers["Cache-Control"] = "no-store"
     return made
@@ -458,7 +468,8 @@ async def failed(request: Request, error: errors.MusterError) -> Response:
         return Response(status_code=problems.status_of(error), headers=problems.headers(error))
     if isinstance(error, errors.Unauthorized):
         return RedirectResponse("/login", status_code=303)
-    made: Any = layout.failure(
-        error.code.replace("-", " ").capitalize(), error.message, error.hint or "", theme=_theme(request)
+    title = error.code.replace("-", " ").capitalize()
+    made = templates.render(
+        "failure.html", title=title, detail=error.message, hint=error.hint or "", theme=_theme(request)
     )
     return HTMLResponse(made, status_code=problems.status_of(error))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import Annotated
 
 from fastapi import Query
 
 from muster.web import request_state
-from muster.web.data import topology
+from muster.web.data import dispatcher_calls, topology
 from muster.web.data.measurements import alert_spans, chart_queries, charts, fleet_map
 from muster.web.rest import route
 
@@ -43,7 +44,9 @@ async def charted(
     name: Annotated[str, Query(max_length=512, description="Only of this thing.")] = "",
 ) -> list[charts.ChartedThing]:
     """Of a machine its services too; of a resource that is not measured itself, its machine."""
-    return await call.source.charts.charted(kind, name)
+    may_browse = functools.partial(dispatcher_calls.may_browse, call.person)
+    things = await call.source.charts.charted(kind, name)
+    return [thing for thing in things if kind != "queue" or may_browse(thing.name)]
 
 
 @router.of("GET /reports/map", "All machines by zone and group, each with its state or a metric")

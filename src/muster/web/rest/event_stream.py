@@ -6,8 +6,8 @@ import asyncio
 import collections
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import Header, Path, Request
@@ -49,28 +49,26 @@ _WATCHED: dict[str, tuple[str, type[messages.WireMessage]]] = {
 }
 
 
-class EventStreams:
-    """Bounds the number of open streams, in all and of each login."""
+#: The number of open streams of each login.
+open_streams: collections.Counter[str] = collections.Counter()
 
-    open: ClassVar[collections.Counter[str]] = collections.Counter()
 
-    @classmethod
-    def check(cls, login: str) -> None:
-        total, own = cls.open.total(), cls.open[login]
-        if total >= WATCHES_MAX or own >= OF_LOGIN_MAX:
-            raise errors.Overloaded(f"{total} watches are already open, {own} of {login}", retry_after_s=10.0)
+def check_slot(login: str) -> None:
+    total, own = open_streams.total(), open_streams[login]
+    if total >= WATCHES_MAX or own >= OF_LOGIN_MAX:
+        raise errors.Overloaded(f"{total} watches are already open, {own} of {login}", retry_after_s=10.0)
 
-    @classmethod
-    @contextlib.contextmanager
-    def slot(cls, login: str) -> Any:
-        cls.check(login)
-        cls.open[login] += 1
-        try:
-            yield
-        finally:
-            cls.open[login] -= 1
-            if not cls.open[login]:
-                del cls.open[login]
+
+@contextlib.contextmanager
+def slot(login: str) -> Iterator[None]:
+    check_slot(login)
+    open_streams[login] += 1
+    try:
+        yield
+    finally:
+        open_streams[login] -= 1
+        if not open_streams[login]:
+            del open_streams[login]
 
 
 def event(data: object, *, name: str = "", id: str = "") -> bytes:
@@ -83,19 +81,22 @@ def stream(
     request: Request, person: sessions.LoginSession, made: Callable[[], AsyncIterator[bytes]]
 ) -> StreamingResponse:
     async def body() -> AsyncIterator[bytes]:
-        with EventStreams.slot(person.name):
+        with slot(person.name):
             yield b": muster\n\n"
-            async with contextlib.aclosing(_with_beats(made(), request)) as frames:
+            async with contextlib.aclosing(_with_beats(made(), request, person)) as frames:
                 async for data in frames:
                     yield data
 
-    EventStreams.check(person.name)
+    check_slot(person.name)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return StreamingResponse(body(), media_type="text/event-stream", headers=headers)
 
 
-async def _with_beats(frames: AsyncIterator[bytes], request: Request) -> Any:
-    """The frames with comments in between; ends with the login. An error is sent as the last frame."""
+async def _with_beats(frames: AsyncIterator[bytes], request: Request, person: sessions.LoginSession) -> Any:
+    """The frames with comments in between, until the login ends or has another role.
+
+    An error is sent as the last frame.
+    """
     waiting: asyncio.Future[bytes] | None = None
     said_s = time.monotonic()
     try:
@@ -104,7 +105,8 @@ async def _with_beats(frames: AsyncIterator[bytes], request: Request) -> Any:
                 waiting = asyncio.ensure_future(anext(frames))
             done, _ = await asyncio.wait((waiting,), timeout=LOOK_S)
             try:
-                await request_state.session_of(request)
+                if (await request_state.session_of(request)).role is not person.role:
+                    return
                 data = waiting.result() if done else b": beat\n\n"
             except StopAsyncIteration:
                 return

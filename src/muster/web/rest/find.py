@@ -50,7 +50,7 @@ class FoundThings(msgspec.Struct, frozen=True, kw_only=True):
 
 @router.of("GET /find", "Find machines, resources, contexts, queues, alerts and receivers by name")
 async def find(
-    call: request_state.Call, q: Annotated[str, Query(max_length=256, description="A part of a name.")]
+    call: request_state.Call, q: Annotated[str, Query(max_length=250, description="A part of a name.")]
 ) -> FoundThings:
     text = q.strip()
     things = FoundThings(items=[])
@@ -74,7 +74,7 @@ async def find(
                 raise answer
             case _:
                 rows: Any = answer if isinstance(answer, list) else answer.items  # type: ignore[attr-defined]
-                things.items.extend(_found(kind, rows, text.lower())[:EACH_MAX])
+                things.items.extend(_found(kind, rows, text.lower()))
     return things
 
 
@@ -89,9 +89,10 @@ def _found(kind: str, rows: Sequence[Any], text: str) -> list[FoundThing]:
             named = [(kind, row.key, f"version {row.version}") for row in rows]
         case "queue":
             named = [(kind, row.queue, f"{row.depth:,} waiting") for row in rows if text in row.queue.lower()]
+            named = named[:EACH_MAX]
         case "alert":
             named = [(kind, f"{row.rule} {row.about}", row.state.value) for row in rows]
-            named = [thing for thing in named if text in thing[1].lower()]
+            named = [thing for thing in named if text in thing[1].lower()][:EACH_MAX]
         case _:
             named = [(kind, row.receiver, row.policy) for row in rows]
     return [FoundThing(kind=own, name=name, about=about, page=_page(own, name)) for own, name, about in named]

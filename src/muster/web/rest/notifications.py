@@ -53,12 +53,22 @@ class PolicyBody(StrictBody):
 
 
 def send_of(event: EventBody, *, address: str, sender: str) -> protocol.SendEvent:
+    """``sender``: PROCESS/NAME, or the name."""
     content = {
         name: tuple(value) if isinstance(value, list) else value for name, value in event.content.items()
     }
+    _, slash, name = sender.partition("/")
     return protocol.SendEvent(
-        id=secrets.token_hex(12), sender=sender, type=event.type, content=content, address=address
+        id=secrets.token_hex(12),
+        sender=(name if slash else sender) or PARTICIPANT,
+        type=event.type,
+        content=content,
+        address=address,
     )
+
+
+def _sender(call: request_state.RestCall, stated: str) -> str:
+    return stated or f"{call.person.name}/{PARTICIPANT}"
 
 
 @router.of("GET /receivers", operations.RECEIVERS.help)
@@ -78,19 +88,15 @@ router.operation("GET /models", operations.MODELS, as_="models", key=("of", "nam
 
 @router.of("POST /notify/who", "Find the receivers an event would reach, and near misses")
 async def who(call: request_state.Call, body: MatchBody) -> rows.ReceiverMatches:
-    sender = body.sender or f"{call.person.name}/{PARTICIPANT}"
-    event = (
-        send_of(body.event, address=body.address, sender=sender.partition("/")[2] or PARTICIPANT)
-        if body.event
-        else None
-    )
+    sender = _sender(call, body.sender)
+    event = send_of(body.event, address=body.address, sender=sender) if body.event else None
     return await call.source.who(body.address, event=event, sender=sender, limit=body.limit)
 
 
 @router.of("POST /notify/explain", "Explain why an event would or would not reach a receiver")
 async def explain(call: request_state.Call, body: ExplainBody) -> rows.DeliveryExplanation:
-    sender = body.sender or f"{call.person.name}/{PARTICIPANT}"
-    event = send_of(body.event, address=body.address, sender=sender.partition("/")[2] or PARTICIPANT)
+    sender = _sender(call, body.sender)
+    event = send_of(body.event, address=body.address, sender=sender)
     return await call.source.explain(event, sender=sender, receiver=body.receiver)
 
 

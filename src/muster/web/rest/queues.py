@@ -109,7 +109,7 @@ async def scheduled(
 
 @router.of("DELETE /scheduled-messages/{number}", "Cancel a message before its delivery time")
 async def cancel_scheduled(
-    call: request_state.Call, number: Annotated[int, Path(ge=1)]
+    call: request_state.Call, number: Annotated[int, Path(ge=1, le=(1 << 63) - 1)]
 ) -> rows.ScheduledCancelled:
     if not await _run(call, "cancel", f"scheduled:{number}", protocol.CancelScheduled(number)):
         raise errors.NotFound(f"there is no scheduled message {number}: it was delivered or cancelled")

@@ -40,6 +40,12 @@ class DesiredStateBody(StrictBody):
     desired: str = Field("up", pattern="^(up|down|drained)$")
     restart: dict[str, Any] = Field(default_factory=dict)
     config: dict[str, Any] = Field(default_factory=dict)
+    update: dict[str, Any] | None = None
+    placement: dict[str, Any] | None = None
+    reschedule: dict[str, Any] | None = None
+    hooks: dict[str, Any] | None = None
+    job: dict[str, Any] | None = None
+    schedule: dict[str, Any] | None = None
 
 
 class ExecuteBody(StrictBody):
@@ -60,7 +66,8 @@ class RolloutBody(StrictBody):
     arguments: dict[str, Any] = Field(default_factory=dict)
     batch: str = Field("1", pattern=r"^[0-9]{1,9}%?$", description="A number, or a percentage.")
     pause_s: float = Field(0.0, ge=0, le=86400, description="Between batches.")
-    errors_max: int = Field(0, ge=0, description="More failures stop the rollout.")
+    errors_max: int = Field(0, ge=0, le=1 << 31, description="More failures stop the rollout.")
+    timeout_s: float = Field(protocol.OPERATION_TIMEOUT_S, gt=0, le=3600, description="Of each operation.")
     healthy_s: float = Field(60.0, ge=0, le=86400, description="Time to become healthy; 0: not checked.")
 
 

@@ -23,6 +23,16 @@
 
   const make = (tag, text, look = "") => Object.assign(document.createElement(tag), {textContent: text, className: look});
 
+  // Times are those of the reader, in the form that the server has chosen; it knows only UTC.
+  const FORMS = {5: [11, 16], 8: [11, 19], 11: [5, 16], 16: [0, 16]};  // by the length of the text: parts of an ISO time
+  const localize = (place) => {
+    for (const one of place.querySelectorAll("[data-at]")) {
+      const at = new Date(+one.dataset.at), form = FORMS[one.textContent.length];
+      if (form) one.textContent = new Date(at - at.getTimezoneOffset() * 60000).toISOString().slice(...form).replace("T", " ");
+    }
+  };
+  localize(document);
+
   // Suggestions below an input: the arrow keys choose one, Enter takes it, Escape closes them.
   const close = (input) => {
     input.parentElement.querySelector(":scope > .words")?.remove();
@@ -167,6 +177,7 @@
     const key = active && place.contains(active) ? active.getAttribute("href") : null;
     const left = [...place.querySelectorAll(".scroll")].map((one) => [one.scrollLeft, one.scrollTop]);
     place.innerHTML = markup;
+    localize(place);
     [...place.querySelectorAll(".scroll")].forEach((one, index) => {
       if (left[index]) [one.scrollLeft, one.scrollTop] = left[index];
     });

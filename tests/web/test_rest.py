@@ -20,8 +20,10 @@ import lxml.html
 import msgspec
 import pytest
 
+from muster.manage import manifest
 from muster.web.auth import sessions
 from muster.web.pages import forms
+from muster.web.rest import resources as resources_rest
 from tests.cli import driver
 from tests.web.conftest import PASSWORDS, Api, Running, wait_until
 
@@ -913,3 +915,36 @@ def test_charts_the_map_and_the_search_are_rest_too(lab, vera):
     found = {(row["kind"], row["name"]) for row in vera.get("/find", params={"q": "SENS"}).json()["items"]}
     assert ("machine", "sensor") in found
     assert "broker lab-1" in {part["id"] for part in vera.get("/topology").json()["parts"]}
+
+
+# Requests that mean something else than they say
+
+
+def test_a_misspelt_parameter_is_refused_not_ignored(olga):
+    """Without its filter, this would discard every message of the queue."""
+    assert olga.post("/queues/misspelt/messages", json={"text": "kept"}).status_code == 201
+    refused = olga.delete("/queues/misspelt/messages", params={"selctor": "amount > 3"})
+    assert refused.status_code == 400, refused.text
+    assert "selctor" in refused.json()["detail"]
+    assert "selector" in refused.json()["hint"]
+    assert olga.delete("/queues/misspelt/messages", params={"selector": ""}).json()["purged"] == 1
+    past = olga.get("/reports/system", params={"at": 1000, "window_s": 5})  # of a dependency
+    assert past.status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("PUT", "/resources/odd", '{"type": "memory", "agent": "local", "config": {"a": "\\ud800"}}'),
+        ("DELETE", f"/scheduled-messages/{'9' * 30}", ""),
+        ("PUT", "/resources/odd", '{"type": "memory", "agent": "local", "reschedule": {"after": 1}}'),
+    ],
+)
+def test_what_no_service_can_store_is_invalid_input(olga, method, path, body):
+    answer = olga.request(method, path, content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400, answer.text
+
+
+def test_a_resource_has_all_fields_of_an_entry_of_a_manifest():
+    fields = {field.name for field in msgspec.structs.fields(manifest.ManifestEntry)} - {"name", "count"}
+    assert set(resources_rest.DesiredStateBody.model_fields) == fields

@@ -3,10 +3,11 @@
 
 (() => {
   const TONES = {up: "--map-up", completed: "--map-up", starting: "--map-busy", draining: "--map-warn", late: "--map-warn", unknown: "--map-warn", stale: "--map-calm", down: "--map-bad", failed: "--map-bad"};
-  const HEAD = 18, LABEL = 15, GAP = 6, EVERY_MS = 1000, OPEN_MIN = 4, NONE = 255, LABELLED_MIN = 9, SHARED = 0.4, FITTING = 0.97;
+  const HEAD = 18, LABEL = 15, GAP = 6, EVERY_MS = 1000, OPEN_MIN = 4, NONE = 255, LABELLED_MIN = 9, SHARED = 0.4, FITTING = 0.97, ROOM = 2500;
   const ink = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const rgb = (text) => [1, 3, 5].map((at) => parseInt(text.slice(at, at + 2), 16));
   const packed = ([r, g, b]) => (255 << 24 | b << 16 | g << 8 | r) >>> 0;  // as a little-endian machine stores a pixel
+  const plain = (text) => text.replace(/[\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, "\ufffd");  // a name does not turn what follows it
   const mixed = (a, b, share) => a.map((value, n) => Math.round(value + (b[n] - value) * share));
 
   // Rectangles with areas in proportion to the sizes, as square as possible (Bruls, Huizing, van Wijk).
@@ -106,7 +107,8 @@
       const ratio = devicePixelRatio || 1, width = this.root.clientWidth;
       const blocks = this.blocks.filter(({zone, group}) => (!this.focus.zone || zone === this.focus.zone) && (!this.focus.group || group === this.focus.group));
       const machines = blocks.reduce((sum, block) => sum + block.count, 0);
-      const height = Math.round(Math.min(Math.max(width * 0.44, 200), Math.max(220, innerHeight * 0.62)));
+      const most = Math.min(Math.max(width * 0.44, 200), Math.max(220, innerHeight * 0.62));
+      const height = Math.round(Math.min(most, 130 + machines * ROOM / width));
       const size = [width, height, ratio, this.layout, this.focus.zone, this.focus.group].join();
       if (size === this.size) return;
       this.size = size;
@@ -135,7 +137,7 @@
       const shapes = [];
       for (let across = 1; across <= largest; across++) {
         const most = across < 4 ? 2 : 1.4;  // of few pixels, any shape that uses the space
-        for (let down = Math.max(1, Math.ceil(across / most)); down <= across * most; down++) shapes.push([across, down]);
+        for (let down = Math.max(1, Math.ceil(across / most)); down <= Math.min(across * most, largest); down++) shapes.push([across, down]);
       }
       shapes.sort((a, b) => b[0] * b[1] - a[0] * a[1]);
       const fits = (block, [across, down], labelled = block.labelled) => Math.floor(block.w / across) * Math.floor((block.h - (labelled ? LABEL * ratio : 0)) / down) >= block.count;
@@ -192,7 +194,7 @@
       const write = (text, x, y, width, font, color) => {
         context.font = font;
         context.fillStyle = color;
-        let shown = text;
+        let shown = plain(text);
         while (shown.length > 1 && context.measureText(shown).width > width) shown = shown.slice(0, -2) + "…";
         context.fillText(shown, x, y);
       };
@@ -271,7 +273,7 @@
       else if (zone) parts.push(`${zone.name}: ${zone.count.toLocaleString()} machines`);
       this.tip.hidden = !parts.length;
       this.canvas.style.cursor = parts.length ? "pointer" : "default";
-      this.tip.textContent = parts.join(" · ");
+      this.tip.textContent = parts.map(plain).join(" · ");
       this.tip.style.left = Math.min(x + 14, Math.max(0, this.root.clientWidth - this.tip.offsetWidth - 4)) + "px";
       this.tip.style.top = this.canvas.offsetTop + y + 16 + "px";
     }

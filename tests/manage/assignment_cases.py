@@ -46,7 +46,7 @@ def check(core: assignments.AssignmentProcessor) -> None:
     for name, owner in core.owners.items():
         anew.set_owner(name, None, owner, exists=True)
     dependants = {name: others for name, others in core.index.dependants.items() if others}
-    assert vars(core.index) | {"dependants": dependants} == vars(anew)
+    assert vars(core.index) | {"dependants": dependants, "arrived": anew.arrived} == vars(anew)
     assert set(core.owners) <= set(core.resources)
     assert set(core.statuses) <= set(core.resources)
     assert set(core.changes.released) <= set(core.managers)

@@ -383,6 +383,9 @@ def test_runs_that_do_not_end(run):
         assert [(row.job, row.state) for row in await world.client.job_runs()] == [("replace", "deleted")]
         with pytest.raises(errors.Conflict, match="has not ended"):
             await world.client.run_job("forbid")
+        for need in ("allow", runs["allow"][0]):
+            with pytest.raises(errors.InvalidInput, match="periodic job or a run of one"):
+                await apply(world, job("web", config={}, depends_on=(need,)))
         deleted = await world.client.delete(*kinds)
         assert set(deleted.deleting) == {*kinds, *runs["allow"], *runs["forbid"], *runs["replace"]}
         await world.client.wait_gone(*deleted.deleting)

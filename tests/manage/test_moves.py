@@ -312,6 +312,45 @@ def test_a_changed_entry_moves_what_may_move():
     play(scenario)
 
 
+def test_an_operation_that_arrives_after_a_move_begins_nothing():
+    async def scenario(world: MovingWorld) -> None:
+        await world.run("web")
+        for other in "bc":
+            await world.client.drain(other)
+        world.net.cut("a")
+        entry = {"name": "new", "type": "memory", "placement": {}, "reschedule": {"after_s": AFTER_S}}
+        await world.client.apply(json.dumps({"resources": [entry]}))
+        former = dict(world.state.owners)
+        for other in "bc":
+            await world.client.undrain(other)
+        await world.moves_within("web", 60.0)
+        await world.moves_within("new", 2.0)
+        late = {
+            name: protocol.Operation(
+                id=name,
+                verb=verb,
+                resource=name,
+                epoch=former[name].epoch,
+                type="memory",
+                operation="start",
+                stop_after_s=AFTER_S,
+            )
+            for name, verb in (("web", protocol.Verb.EXECUTE), ("new", protocol.Verb.CREATE))
+        }
+        host = world.hosts["a"]
+        world.net.heal()
+        while host.deadlines.overdue() or not host.deadlines.may_run(AFTER_S):  # also while it renews
+            for name, operation in late.items():
+                again = msgspec.structs.replace(operation, id=f"{name}-{host.deadlines.now()}")
+                assert (await host.execute(again)).code in ("unavailable", "stale-epoch")
+        await until(lambda: not world.state.agents["a"].must_report)
+        for operation in late.values():
+            assert (await host.execute(operation)).code == "stale-epoch"
+        assert not _there(host)
+
+    play(scenario)
+
+
 def test_a_deletion_ends_without_its_machine():
     async def scenario(world: MovingWorld) -> None:
         await world.run("web")
@@ -538,7 +577,7 @@ def _lost_machine(count: int) -> tuple[Any, views.AgentPresence, float]:
     state.accept(records.RegistryChanges(agents=dict(agents)))
     state.accept(state.apply(specs, "ann"))
     presence = views.AgentPresence(0.0)
-    moves.note_placed(state, presence, 0.0)
+    moves.note_arrivals(state, presence, 0.0)
     for name, at in (("a", 0.0), ("b", AFTER_S), ("c", AFTER_S)):
         presence.announced(name, at)
     return state, presence, AFTER_S + 0.1
@@ -577,7 +616,7 @@ def test_the_agent_that_is_chosen_has_room_for_what_moves():
         for number in range(5)
     ]
     state.accept(state.apply(specs, "ann"))
-    moves.note_placed(state, presence, 0.0)
+    moves.note_arrivals(state, presence, 0.0)
     decided = moves.plan(state, presence, now, 0)
     assert decided.size == 4
     assert "none of 2 agents is suitable" in decided.waiting["r4"]

@@ -984,9 +984,17 @@ async def _exec(world: RegistryWorld) -> Any:
     return adapter.done.count("echo")
 
 
+async def _apply(world: RegistryWorld) -> Any:
+    """The client waits for the update that its request has begun."""
+    entry = {"name": "web", "type": "memory", "agent": "host-a", "config": {"value": 2}}
+    result = await world.client.apply(json.dumps({"resources": [entry]}), wait_s=60)
+    return [row.id for row in await world.client.rollouts()] == [result.rollout]
+
+
 @pytest.mark.parametrize(
     ("request_", "result"),
     [
+        (_apply, True),
         (_create, ("new", 1)),
         (_put, ({"tier": "front"}, 2)),
         (_rename, "site"),

@@ -5,5 +5,5 @@ at a time; an adapter refuses a manager that was superseded. An operation whose 
 repeated; one whose outcome cannot be known is reported as in doubt. No action is taken on a resource only
 because it is silent. A secret is delivered only to the agent whose resource needs it.
 
-Not guaranteed: that a resource moves to another machine when its own is lost.
+Not guaranteed: that a resource without `reschedule` moves to another machine when its own is lost.
 """

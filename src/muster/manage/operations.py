@@ -43,7 +43,7 @@ STEPS = _operation(
 )
 PAUSE = _operation("pause", "Pause a rollout.", action="pause", target="{id}")
 RESUME = _operation("resume", "Continue a paused rollout.", action="resume", target="{id}")
-ABORT = _operation("abort", "End a rollout; what it has changed stays.", action="abort", target="{id}")
+ABORT = _operation("abort", "End a rollout; what reverts itself is reverted.", action="abort", target="{id}")
 UNDO = _operation("undo", "Return a group to an earlier revision.", action="undo", target="{group}")
 REVISIONS = _operation(
     "revisions",

@@ -59,6 +59,7 @@ ENROLMENT_READS, ENROLMENT_SET = ("enrolments", "enrolment"), "enrolment-set"
 SENSOR = "sensor"  # the fact of an agent that names the identity of the sensor of its machine
 HELLO_S = 30.0  # interval at which agents announce themselves
 INVENTORY_PAGE = 2_000  # resources in one announcement
+AFTER_S_MIN = 5  # of a `ReschedulePolicy`
 METRICS_MAX = 100  # of a machine, in one announcement
 
 #: An operation of resources with a log. It changes nothing: agents do not record it, nor wait for others.
@@ -84,10 +85,8 @@ class Verb(enum.Enum):
     DELETE = "delete"
     RENAME = "rename"
     ENUMERATE = "enumerate"
-    SUBSCRIBE = "subscribe"
     EXECUTE = "execute"
     SHELL = "shell"  # begins a command of a user, or exchanges its input and output
-    OUTCOME = "outcome"  # the outcome of an earlier operation, by its id: executes nothing
 
 
 class DesiredState(enum.Enum):
@@ -310,11 +309,13 @@ class HelloResult(msgspec.Struct, frozen=True, kw_only=True):
     """``orphans``: reported resources that do not belong on this agent. It deletes them, unless it has
     accepted a higher epoch than the one given here. ``is_renewed``: otherwise the agent has to report all
     that it hosts, because something was moved from it. ``stop_after_s``: what it has to enforce instead.
+    ``floor``: operations of lower epochs create nothing any more, because it may run elsewhere.
     """
 
     orphans: dict[str, int] = {}
     is_renewed: bool = True
     stop_after_s: dict[str, float] = {}
+    floor: int = 0
 
 
 class ResourceSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -422,7 +423,7 @@ class ReschedulePolicy(
             "Time without contact after which its machine is lost. An agent that could not renew for 0.75 of "
             "it stops the resource, and kills it at 0.9 of it: also during an outage of all registries or "
             "brokers that lasts longer.",
-            ge=5,
+            ge=AFTER_S_MIN,
             le=86400,
         ),
     ] = 20.0

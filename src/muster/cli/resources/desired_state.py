@@ -307,7 +307,7 @@ def start(
     with invocation.printer.progress(f"rolling out {operation}") as say:
         result = registry_calls.call_registry(invocation, to, work)
     invocation.printer.rows([result], operations.ROLLOUTS.columns, of="rollout")
-    if result.state == "stopped":
+    if result.state in ("stopped", "superseded"):
         raise click.exceptions.Exit(1)
 
 
@@ -426,7 +426,7 @@ def _follow(
         tell = _wave_notes(invocation, say)
         result = registry_calls.call_registry(invocation, to, work)
     invocation.printer.rows([result], operations.ROLLOUTS.columns, of="rollout")
-    if result.state == "stopped":
+    if result.state in ("stopped", "superseded"):
         raise click.exceptions.Exit(1)
 
 

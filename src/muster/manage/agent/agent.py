@@ -101,6 +101,7 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
         self._beat_s = beat_s
         self._machine = machine
         self._sample = sample
+        self._measured: dict[str, float] = {}  # at the last announcement: a renewal does not wait for it
         self._on_join = on_join
         self._has_joined = False
         self._sensor = sensor
@@ -174,6 +175,7 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
 
     async def _announce(self) -> None:
         """Report what this agent is and hosts, in pages; delete what the registry does not expect here."""
+        self._measured = await self._measure()
         after, is_last, sent_at = "", False, self.deadlines.now()
         while not is_last:  # each page anew: resources may have been deleted since the last one
             names = sorted(name for name in self._existing() if name > after)
@@ -182,6 +184,7 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
             until = "" if is_last else names[-1]
             page = tuple(map(_reported, map(self.hosted.__getitem__, names)))
             result = await self._send_hello(page, after, until)
+            self._raise_floor(result.floor)
             for name in result.orphans.keys() & set(names) - self._orphans:
                 with contextlib.suppress(errors.StaleEpoch):  # before anything is renewed
                     self.hosted[name].check(result.orphans[name], "")
@@ -208,7 +211,7 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
             after=after,
             until=until,
             has_deadlines=self.deadlines.is_enforced,
-            metrics=await self._measure(),
+            metrics=self._measured,
         )
         answer = await client.exchange_once(
             self._bus, protocol.hello(self.name), messages.encode(hello), timeout_s=HELLO_TIMEOUT_S
@@ -280,7 +283,7 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
         if not self.deadlines.may_run(stop_after_s):
             with contextlib.suppress(errors.MusterError):
                 await self._renew()
-        if not self.deadlines.may_run(stop_after_s):
+        if hosted.record.name in self._orphans or not self.deadlines.may_run(stop_after_s):
             raise errors.Unavailable(
                 f"{self.name} could not renew: {hosted.record.name} may run elsewhere by now"
             )

@@ -223,14 +223,6 @@ class ResourceHost(abc.ABC):
         except errors.StaleEpoch as error:
             events.warning("refused", resource=operation.resource, epoch=error.epoch, now=error.current)
             return operation_log.failure_result(operation.id, error, error.current)
-        if operation.verb is protocol.Verb.OUTCOME:
-            return hosted.recorded_result(operation.id) or protocol.OperationResult(
-                id=operation.id,
-                outcome=messages.DecisionOutcome.REFUSED,
-                code="never-begun",
-                reason="this agent has no record of the operation",
-                epoch=hosted.record.epoch,
-            )
         known = hosted.recorded_result(operation.id)
         if known is not None:
             return known
@@ -248,6 +240,8 @@ class ResourceHost(abc.ABC):
                 return msgspec.structs.replace(refused, code="not-stored")
         answer = await self._run_operation(hosted, operation)
         if changing:
+            if answer.code == errors.StaleEpoch.code:  # nothing was done: the next manager may repeat it
+                hosted.forget(operation.id)
             hosted.end(answer)
             try:
                 await self._save(hosted)
@@ -307,6 +301,7 @@ class ResourceHost(abc.ABC):
             record.stop_after_s = operation.stop_after_s if is_enforced and can_move else 0.0
         elif record.stop_after_s and may_begin_run(operation):
             await self._require_may_run(hosted, record.stop_after_s)
+        hosted.check(operation.epoch, operation.manager)  # it may have been superseded meanwhile
         if not hosted.resumed and record.config is not None:
             renewed = operation.verb in (protocol.Verb.CREATE, protocol.Verb.PUT)
             config = operation.config if renewed else record.config
@@ -350,8 +345,6 @@ class ResourceHost(abc.ABC):
                 }
             case protocol.Verb.RENAME:
                 return await self._rename(hosted, str(operation.arguments.get("from", "")))
-            case protocol.Verb.SUBSCRIBE:
-                hosted.check(operation.epoch, operation.manager)
         return None  # for a GET too: its result is the observation that follows every operation
 
     async def _serve_shell(
@@ -436,6 +429,13 @@ class ResourceHost(abc.ABC):
     def _sibling(self, name: str) -> base.Adapter | None:
         hosted = self.hosted.get(name)
         return hosted.adapter if hosted is not None and hosted.record.config is not None else None
+
+    def _raise_floor(self, epoch: int) -> None:
+        """What was assigned before this epoch, and does not exist here, is not created any more."""
+        self._floor = max(self._floor, epoch)
+        for hosted in self.hosted.values():
+            if hosted.record.config is None and hosted.record.epoch < epoch:
+                hosted.check(epoch, "")
 
     async def _drop_records(self) -> None:
         """Drop the oldest records of resources that no longer exist, many at a time. The floor replaces their

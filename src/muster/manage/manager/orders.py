@@ -68,14 +68,14 @@ class OrderRunner:
         ]
 
     async def _execute(self, order: protocol.OperationOrder) -> protocol.OperationResult:
-        assignment = self._find(order.resource)
-        if assignment is None:
-            return protocol.OperationResult(
-                id=order.id,
-                outcome=messages.DecisionOutcome.REFUSED,
-                code=protocol.NOT_MANAGED,
-                reason=f"{self._name} does not manage {order.resource}",
-            )
+        not_managed = protocol.OperationResult(
+            id=order.id,
+            outcome=messages.DecisionOutcome.REFUSED,
+            code=protocol.NOT_MANAGED,
+            reason=f"{self._name} does not manage {order.resource}",
+        )
+        if (assignment := self._find(order.resource)) is None:
+            return not_managed
         operation = protocol.Operation(
             id=order.id,
             verb=protocol.Verb.SHELL
@@ -89,6 +89,8 @@ class OrderRunner:
             timeout_s=order.timeout_s,
         )
         answer = await self._agents.call(assignment.spec.agent, operation)
+        if answer.code == errors.StaleEpoch.code:  # nothing was done
+            return not_managed
         begins_run = not order.is_shell and order.operation not in _KEEPING
         self._on_executed(order.resource, answer.observed, begins_run)
         return answer

@@ -110,6 +110,11 @@ def place_entries(
                 continue
             if (there := state.resources.get(dependency)) is None:
                 raise errors.InvalidInput(f"{spec.name!r} depends on {dependency!r}, which does not exist")
+            if there.spec.schedule is not None or there.spec.is_run:
+                raise errors.InvalidInput(
+                    f"{spec.name!r} depends on {dependency!r}, which is a periodic job or a run of one",
+                    hint="depend on a job without a `schedule`",
+                )
             if there.deleting:
                 raise errors.Conflict(f"{spec.name!r} depends on {dependency!r}, which is being deleted")
     cycle = manifest.find_cycle(_needs(state, by_name))
@@ -390,8 +395,9 @@ class _Agents:
             return math.inf
         if agent not in self._requested:
             self._requested[agent] = [0.0, 0.0]
-            hosted = [name for name in self._state.hosted(agent) if name not in self._leaving]
-            for spec in (*(self._state.resources[name].spec for name in hosted), *self._chosen[agent]):
+            stay = set(self._state.hosted(agent)) - self._leaving
+            hosted = filter(None, map(self._state.resources.get, stay))  # a snapshot may not have some
+            for spec in (*(resource.spec for resource in hosted), *self._chosen[agent]):
                 self._request(spec, 1)
         return total - self._requested[agent][fact != "cpus"]
 

@@ -257,10 +257,6 @@ class AssignmentProcessor:
                 managers.add(owner.manager)
         return managers
 
-    @property
-    def revision(self) -> int:
-        return self.changes.revision
-
     def _set_resource(self, name: str, resource: records.ResourceRecord | None) -> None:
         before = self.resources.pop(name, None)
         if (before is None) != (resource is None):
@@ -308,10 +304,10 @@ class AssignmentProcessor:
 
     def renewal_page(self, name: str, request: protocol.RenewRequest) -> protocol.RenewResult:
         """A page of changes that this manager has not received yet, oldest first."""
-        session = self.session + self._expiries.get(name, 0)
-        resync = (request.term, request.session) != (self.term, session) or request.revision > self.revision
+        session, revision = self.session + self._expiries.get(name, 0), self.changes.revision
+        resync = (request.term, request.session) != (self.term, session) or request.revision > revision
         since = 0 if resync else request.revision
-        self.changes.confirm(name, self.revision if resync else since)
+        self.changes.confirm(name, revision if resync else since)
         beyond = protocol.PAGE + 1
         page = list(itertools.islice(self.changes.since(name, since), beyond))
         assigned: list[protocol.Assignment] = []
@@ -328,7 +324,7 @@ class AssignmentProcessor:
         return protocol.RenewResult(
             term=self.term,
             session=session,
-            revision=page[count - 1][0] if more else self.revision,
+            revision=page[count - 1][0] if more else revision,
             ttl_s=self.ttl_s,
             anew=resync,
             more=more,
@@ -529,27 +525,9 @@ class AssignmentProcessor:
                 changed[item.name] = msgspec.structs.replace(resource, stop_after_s=enforced)
         return changed, expected
 
-    def movable(self, agent: str) -> Collection[str]:
-        """Its resources that it stops if it cannot renew."""
-        return self.index.movable.get(agent, ())
-
-    @property
-    def agents_of_movable(self) -> list[str]:
-        return list(self.index.movable)
-
-    @property
-    def jobs(self) -> Collection[str]:
-        """One-off jobs, periodic ones, and runs of these."""
-        return self.index.jobs
-
     def runs(self, job: str) -> list[str]:
         """The runs of a periodic job that exist, in order."""
         return sorted(self.index.runs.get(job, ()))
-
-    @property
-    def ending(self) -> Collection[str]:
-        """Resources that are deleted, or leave their agents."""
-        return self.index.ending
 
     def set_desired(
         self, name: str, desired: protocol.DesiredState, by: str, kind: protocol.DrainKind | None = None

@@ -164,7 +164,7 @@ class RegistryEndpoint(lifecycle.ServiceContext):
         self.processor = fleet
         now = asyncio.get_running_loop().time
         self.presence = views.AgentPresence(now())
-        moves.note_placed(fleet, self.presence, now())
+        moves.note_arrivals(fleet, self.presence, now())
         fleet.machines = views.MachineStates(fleet, self.presence, self._alerts, now)
         self._handlers = handlers.RegistryHandlers(self, self._open_key)
         self._audit = request_audit.RequestAudit(
@@ -228,7 +228,7 @@ class RegistryEndpoint(lifecycle.ServiceContext):
                     await self._poke(acting.managers)
                 await self._expire_and_assign(loop.time(), quiet_until)
                 await self._move(acting)
-                look_s = MOVE_LOOK_S if acting.agents_of_movable or acting.ending else LOOK_S
+                look_s = MOVE_LOOK_S if acting.index.movable or acting.index.ending else LOOK_S
                 dues = (acting.next_expiry(), quiet_until, loop.time() + look_s)
                 due = min(at for at in dues if at is not None and at > loop.time())
                 with contextlib.suppress(TimeoutError):
@@ -291,7 +291,7 @@ class RegistryEndpoint(lifecycle.ServiceContext):
         moved: collections.defaultdict[str, list[str]] = collections.defaultdict(list)
         ended: collections.defaultdict[str, list[str]] = collections.defaultdict(list)
         decided: moves.MovePlan | None = None
-        while (acting.agents_of_movable or acting.ending) and (decided is None or decided.size):
+        while (acting.index.movable or acting.index.ending) and (decided is None or decided.size):
             async with self._write:
                 now = asyncio.get_running_loop().time()
                 decided = moves.plan(self._acting(), self.presence, now, int(self.clock() * 1000))
@@ -456,6 +456,7 @@ class RegistryEndpoint(lifecycle.ServiceContext):
         return protocol.HelloResult(
             is_renewed=is_renewed,
             stop_after_s=stop_after_s,
+            floor=epoch if before is not None and before.must_report else 0,
             orphans={orphan.name: max(epoch, orphan.epoch) for orphan in orphans if orphan.is_deleted},
         )
 

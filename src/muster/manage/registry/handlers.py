@@ -147,7 +147,8 @@ class RegistryHandlers:
         match verb:
             case "apply":
                 count = len(manifest.unpack_entries(arguments["entries"]))
-                return rows.ApplyResult(counts={"keep": count}, changed_count=0)
+                begun = self.rollouts.begun_by(request)
+                return rows.ApplyResult(counts={"keep": count}, changed_count=0, rollout=begun)
             case "create":
                 return views.resource_description(state, str(arguments["entry"].get("name")))
             case "put":

@@ -91,17 +91,20 @@ def is_silent(
     machine may be lost."""
     if agent in presence.awaited:
         return True
-    times = [state.resources[name].stop_after_s for name in tuple(state.movable(agent))]
+    movable = tuple(state.index.movable.get(agent, ()))  # a snapshot may not have some
+    times = [known.stop_after_s for name in movable if (known := state.resources.get(name))]
     limit = min(times) * RENEWALS_MISSED if times else 1.5 * protocol.HELLO_S
     return now - presence.contact_at(agent) >= limit
 
 
-def note_placed(state: assignments.AssignmentProcessor, presence: views.AgentPresence, now: float) -> None:
-    """Remember since when resources that may move are on their agents."""
-    presence.placed = {
-        (name, agent): presence.placed.get((name, agent), now)
-        for agent in state.agents_of_movable
-        for name in state.movable(agent)
+def note_arrivals(state: assignments.AssignmentProcessor, presence: views.AgentPresence, now: float) -> None:
+    """Remember when resources that may move came to their agents, until these have contact."""
+    noted = presence.arrived_at | dict.fromkeys(state.index.arrived, now)
+    state.index.arrived.clear()
+    presence.arrived_at = {
+        name: at
+        for name, at in noted.items()
+        if (known := state.resources.get(name)) and presence.contact_at(known.spec.agent) < at
     }
 
 
@@ -109,17 +112,19 @@ def _candidates(
     state: assignments.AssignmentProcessor, presence: views.AgentPresence, now: float, decided: MovePlan
 ) -> Iterator[tuple[str, bool]]:
     """What has certainly stopped, or left; and whether its machine is lost."""
-    note_placed(state, presence, now)
-    for agent in state.agents_of_movable:
+    note_arrivals(state, presence, now)
+    for agent, names in state.index.movable.items():
         contact_at = presence.contact_at(agent)
-        for name in sorted(state.movable(agent)):
+        if now - contact_at < protocol.AFTER_S_MIN:
+            continue
+        for name in sorted(names):
             resource = state.resources[name]
             if resource.deleting:
                 continue
-            silent_s = now - max(contact_at, presence.placed[name, agent])
+            silent_s = now - max(contact_at, presence.arrived_at.get(name, contact_at))
             if silent_s > resource.stop_after_s and _is_to_run(state, name):
                 yield name, True
-    for name in sorted(state.ending):
+    for name in sorted(state.index.ending):
         resource, status = state.resources[name], state.statuses.get(name)
         if resource.is_leaving and not resource.deleting and status is not None and status.gone:
             yield name, False
@@ -130,10 +135,10 @@ def leave_drained(
 ) -> records.RegistryChanges:
     """Drained machines lose the resources that have stopped and can run elsewhere."""
     changes = records.RegistryChanges(epoch=state.epoch)
-    for agent in state.agents_of_movable:
+    for agent, movable in state.index.movable.items():
         if not state.agents[agent].cordoned or not is_suitable(state, presence, agent, now):
             continue
-        names = [name for name in sorted(state.movable(agent)) if _has_drained(state, name)][:MOVES_MAX]
+        names = [name for name in sorted(movable) if _has_drained(state, name)][:MOVES_MAX]
         others = agent_selection.OtherAgents(
             state, names, lambda other: is_suitable(state, presence, other, now)
         )
@@ -200,7 +205,7 @@ def _end_deletions(
     state: assignments.AssignmentProcessor, presence: views.AgentPresence, now: float, decided: MovePlan
 ) -> None:
     """A deletion ends although its machine is lost; a machine that returns deletes what it still hosts."""
-    for name in sorted(state.ending):
+    for name in sorted(state.index.ending):
         resource = state.resources[name]
         silent_s = now - presence.contact_at(resource.spec.agent)
         if (
@@ -221,12 +226,11 @@ def rebalance(
     def suits(agent: str) -> bool:
         return not state.agents[agent].cordoned and is_suitable(state, presence, agent, now)
 
-    agents = {agent for agent in state.agents_of_movable if suits(agent)}
-    names = [name for agent in agents for name in state.movable(agent)]
+    names = {name for agent, movable in state.index.movable.items() if suits(agent) for name in movable}
     chosen = views.select(state, None, where, "") if where else names
     movable = [
         name
-        for name in sorted(set(names) & set(chosen))
+        for name in sorted(names & set(chosen))
         if not (state.resources[name].deleting or state.resources[name].is_leaving)
         and _is_to_run(state, name)
     ]

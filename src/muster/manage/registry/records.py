@@ -93,8 +93,9 @@ class ResourceIndex:
         self.hosted: dict[str, set[str]] = {}  # by agent
         self.renamed: dict[str, str] = {}  # by former name, until the agent has renamed it
         self.dependants: dict[str, set[str]] = {}  # by the name that they depend on
-        self.movable: dict[str, set[str]] = {}  # by agent
-        self.ending: set[str] = set()  # resources that their agents are to delete
+        self.movable: dict[str, set[str]] = {}  # by agent: what it stops if it cannot renew
+        self.arrived: set[str] = set()  # what may move, and came to its agent since this was last cleared
+        self.ending: set[str] = set()  # resources that are deleted, or leave their agents
         self.jobs: set[str] = set()  # one-off jobs, periodic ones, and runs of these
         self.runs: dict[str, set[str]] = {}  # by periodic job
 
@@ -124,6 +125,8 @@ class ResourceIndex:
         self.hosted.setdefault(resource.spec.agent, set()).add(name)
         if resource.stop_after_s:
             self.movable.setdefault(resource.spec.agent, set()).add(name)
+            if before is None or not before.stop_after_s or before.spec.agent != resource.spec.agent:
+                self.arrived.add(name)
         if resource.deleting or resource.is_leaving:
             self.ending.add(name)
         for dependency in resource.spec.depends_on:

@@ -220,8 +220,8 @@ class AgentPresence:
         self.metrics: dict[str, Mapping[str, float]] = {}
         # Something was moved from them, or removed without them, since they reported
         self.awaited: set[str] = set()
-        # By resource that may move, and its agent, which may have had no reason to renew before
-        self.placed: dict[tuple[str, str], float] = {}
+        # Of resources that may move: their agents may have had no reason to renew before
+        self.arrived_at: dict[str, float] = {}
         self._announced_at: dict[str, float] = {}
 
     def announced(self, name: str, now: float) -> None:

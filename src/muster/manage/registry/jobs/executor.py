@@ -70,7 +70,7 @@ class JobExecutor:
 
     def _wait_s(self, state: assignments.AssignmentProcessor) -> float:
         due = [LOOK_S_MAX]
-        for name in state.jobs:
+        for name in state.index.jobs:
             if state.resources[name].spec.schedule is None:
                 due.append(LOOK_S_MAX if self._run_of(state, name) else LOOK_S)
             elif (stored := self._schedule(name)) is not None:
@@ -83,7 +83,7 @@ class JobExecutor:
     async def _read_outputs(self) -> dict[str, rows.JobRunRow]:
         """The ends that are not in the history yet, by the names of the resources."""
         state, ended = self._registry.state, dict[str, rows.JobRunRow]()
-        for name in sorted(state.jobs):
+        for name in sorted(state.index.jobs):
             is_new = state.resources[name].spec.schedule is None and self._run_of(state, name) is None
             if is_new and (row := _ended(state, name)) is not None and len(ended) < ENDED_MAX:
                 ended[name] = row
@@ -109,7 +109,7 @@ class JobExecutor:
                 if state.resources[name].spec.is_run:
                     over.add(name)
         changes.resources |= state.delete(over, "").resources
-        for name in sorted(state.jobs):
+        for name in sorted(state.index.jobs):
             if state.resources[name].spec.schedule is not None:
                 more += self._start_due(state, name, over, changes, now_ms)
         if changes or more:
@@ -245,12 +245,12 @@ class JobExecutor:
                 last_ms=last.ended_ms if last else None,
             )
 
-        names = sorted(name for name in state.jobs if name > after and not state.resources[name].spec.is_run)
-        return views.page(names, row, limit)
+        names = (name for name in state.index.jobs if name > after and not state.resources[name].spec.is_run)
+        return views.page(sorted(names), row, limit)
 
     async def history(self, name: str = "", after: str = "", limit: int = views.PAGE) -> dict[str, Any]:
         """A page of the ended runs of a job, or of all, oldest first."""
-        if name and name not in self._registry.state.jobs:
+        if name and name not in self._registry.state.index.jobs:
             raise errors.NotFound(f"no job {name!r}", hint="`muster job list` shows them")
         by_key = {f"{row.ended_ms:015}-{_run_key(row)}": row for row in self._runs(name)}
         return views.page(sorted(key for key in by_key if key > after), by_key.__getitem__, limit)
@@ -282,7 +282,7 @@ def removed(
 ) -> Iterator[registry_log.RecordChange]:
     """With a job, its schedule and its history are deleted."""
     for name, record in changed.items():
-        if record is None and name in state.jobs and not state.resources[name].spec.is_run:
+        if record is None and name in state.index.jobs and not state.resources[name].spec.is_run:
             yield SCHEDULES, name, None
             yield from ((RUNS, run.key, None) for run in log_.scan(RUNS, prefix=f"{name}/"))
 

@@ -253,6 +253,11 @@ class RolloutExecutor:
         }
         return views.page(sorted(key for key in by_key if key > after), by_key.__getitem__, limit)
 
+    def begun_by(self, request: str) -> str:
+        """The id of the rollout that a request has begun; empty: none."""
+        id = rollout.rollout_id(request)
+        return id if self._registry.log.get(ROLLOUTS, id) is not None else ""
+
     def _updates_of(self, group: str) -> list[rollout.Rollout]:
         return [header for header in self._headers() if header.is_update and group in header.groups]
 
@@ -428,12 +433,15 @@ class RolloutExecutor:
         """Read the logs of what failed before they have those of another run; then return to what was
         before."""
         running = engine.rollout
-        for name in running.named(rollout.FAILED)[:LOGS_MAX]:
-            id = f"{rollout.order_id(running.id, name)}-log"
+
+        async def read_log(name: str) -> None:
+            id, age_s = f"{rollout.order_id(running.id, name)}-log", engine.age_s(name, _now())
             running.steps[name].result = await operations.log_end(
-                self._registry, name, id, LOG_LINES, LOG_BYTES, since_s=engine.age_s(name, _now())
+                self._registry, name, id, LOG_LINES, LOG_BYTES, since_s=age_s
             )
             engine.changed.add(name)
+
+        await asyncio.gather(*map(read_log, running.named(rollout.FAILED)[:LOGS_MAX]))
         async with self._registry.writing() as state:
             if running.state != rollout.STOPPING:
                 return

@@ -127,6 +127,23 @@ def test_a_cursor_survives_a_cut_and_a_reader_that_was_too_slow_is_told(log, mon
     assert late.text == LINE * 20 + "new\n"
 
 
+def test_a_line_that_is_written_during_a_cut_is_kept(log, monkeypatch):
+    monkeypatch.setattr(output, "BYTES_MAX", 40 * len(LINE))
+    write(log, LINE * 50)
+    reader = page(log)
+    opened = os.open
+
+    def write_late(path: Any, flags: int, *more: Any) -> int:
+        descriptor = opened(path, flags, *more)
+        os.write(descriptor, b"late\n")
+        return descriptor
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", write_late)
+        log.look(1)
+    assert page(log, cursor=reader.cursor).text == "late\n"
+
+
 def test_a_cursor_survives_the_agent(log, tmp_path):
     write(log, "one\n")
     cursor = page(log).cursor

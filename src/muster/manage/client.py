@@ -106,9 +106,10 @@ class ManageClient:
                 if step.state == "failed":
                     outputs[step.name] = str(step.result or "")
             there = await self._read(list[str], "existing", names=list(names[:NAMES_MAX]))
-            broken = [row for row in await self.get(*there) if not rows.is_settled(row)] if there else []
-            for row in broken[: OUTPUTS_MAX - len(outputs)]:
-                if row.name not in outputs:
+            is_late = isinstance(error, errors.TimedOut)  # otherwise, what is being changed has not failed
+            for row in await self.get(*there) if there else ():
+                has_failed = rows.is_given_up(row) or (is_late and not rows.is_settled(row))
+                if has_failed and row.name not in outputs and len(outputs) < OUTPUTS_MAX:
                     outputs[row.name] = await self.logs(row.name)
         for name, output in list(outputs.items())[:OUTPUTS_MAX]:
             for line in output.splitlines()[-OUTPUT_LINES:]:
@@ -120,7 +121,14 @@ class ManageClient:
         return [step async for step in self._pages(rows.PlanStep, "plan", entries=entries)]
 
     async def delete_manifest(self, text: str, *, force: bool = False) -> rows.DeleteResult:
-        return await self.delete(*manifest.resource_names(await _entries(text)), force=force)
+        """Delete the resources of a manifest, as far as they exist."""
+        names = manifest.resource_names(await _entries(text))
+        there = [
+            name
+            for part in _parts(names, NAMES_MAX)
+            for name in await self._read(list[str], "existing", names=part)
+        ]
+        return await self.delete(*(there or names), force=force)
 
     # One resource
 

@@ -191,12 +191,14 @@ def _fit(data: bytes, bytes_max: int) -> tuple[str, int, int]:
 
 def _cut(path: pathlib.Path, kept: int) -> int:
     """Remove the beginning of a file, and return the number of removed bytes; its writer appends."""
-    data = _read(path, -kept, kept)
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
     try:
-        size = os.fstat(descriptor).st_size
+        removed = max(0, os.fstat(descriptor).st_size - kept)
+        data = bytearray()
+        while len(data) < 2 * kept and (more := os.pread(descriptor, kept, removed + len(data))):
+            data += more  # also what is written meanwhile
         os.ftruncate(descriptor, 0)
         os.write(descriptor, data)
-        return size - len(data)
+        return removed
     finally:
         os.close(descriptor)

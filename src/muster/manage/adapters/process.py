@@ -429,6 +429,7 @@ class ProcessAdapter(transitions.RunAdapter):
         self._pid, self._command_pid, self._has_ended = None, None, True
         if not self._followers_may_finish:  # otherwise two would run after the next start
             await self._kill_members(self._token(), pid if leads else None)
+        await asyncio.to_thread(self._output.look, _now_ms())  # where the output of this run ends
         if self._token():
             recorded = await self._recorded()
             code = shim.exit_code(code) if recorded is None else recorded

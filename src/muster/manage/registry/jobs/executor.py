@@ -39,6 +39,7 @@ SCHEDULES, RUNS = "manage.schedules", "manage.runs"
 LOOK_S, LOOK_S_MAX = 1.0, 30.0  # while a job runs or waits; otherwise the clock may be set meanwhile
 ENDED_MAX = 50  # runs whose output is read together
 OUTPUT_LINES, OUTPUT_BYTES = 50, 4_096
+CLOCKS_S = 1.0  # by which those of manager and registry may differ
 COMPLETED, FAILED, DOWN = health.HealthState.COMPLETED, health.HealthState.FAILED, health.HealthState.DOWN
 UP = protocol.DesiredState.UP
 
@@ -88,14 +89,17 @@ class JobExecutor:
             if is_new and (row := _ended(state, name)) is not None and len(ended) < ENDED_MAX:
                 ended[name] = row
         with_output = [name for name, row in ended.items() if row.state != "deleted"]
-        outputs = await asyncio.gather(*map(self._output, with_output))
+        outputs = await asyncio.gather(*(self._output(name, ended[name].began_ms) for name in with_output))
         for name, output in zip(with_output, outputs, strict=True):
             ended[name] = msgspec.structs.replace(ended[name], output=output)
         return ended
 
-    async def _output(self, name: str) -> str:
+    async def _output(self, name: str, began_ms: int) -> str:
+        """Of this run; the log may begin with that of earlier ones."""
         id = records.order_id(f"job-{self._registry.state.resources[name].generation}-log", name)
-        return await operations.log_end(self._registry, name, id, OUTPUT_LINES, OUTPUT_BYTES) or ""
+        since_s = max(0.0, (self._now_ms() - began_ms) / 1000 + CLOCKS_S) if began_ms else None
+        text = await operations.log_end(self._registry, name, id, OUTPUT_LINES, OUTPUT_BYTES, since_s=since_s)
+        return text or ""
 
     async def _tick(self, state: assignments.AssignmentProcessor, ended: dict[str, rows.JobRunRow]) -> None:
         now_ms = self._now_ms()

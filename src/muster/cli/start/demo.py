@@ -70,7 +70,8 @@ def demo(invocation: cli_command.Invocation, chapter: str, fleet: int, attacks: 
     """Start a demonstration domain on this machine.
 
     \b
-    tour      messages, requests, selection, stored messages and failover
+    tour      messages, selection, storage, events by state, a killed process,
+              failover
     worm      the whole loop: Spark detects a worm that spreads among simulated
               servers; exactly the servers at risk are isolated and patched,
               while a manager and a broker are killed

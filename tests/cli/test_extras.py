@@ -58,6 +58,7 @@ def test_each_optional_module_is_listed_with_an_extra_that_installs_it():
         ("run sensor --server nats://127.0.0.1:1", "monitor"),
         ("history", "history"),
         ("run pipeline", "spark"),
+        ("demo worm", "spark"),
         ("simulate sensors --server nats://127.0.0.1:1", "monitor"),
         ("run amqp", "amqp"),
     ],

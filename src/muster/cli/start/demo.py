@@ -90,6 +90,7 @@ def demo(invocation: cli_command.Invocation, chapter: str, fleet: int, attacks: 
     place = home.Home.find(invocation.home or HOME)
     stay = not once and sys.stdout.isatty() and sys.stdin.isatty()
     if chapter == "worm":
+        _expect_spark()
         _worm(invocation, place, fleet, attacks, stay=stay)
     elif chapter == "history":
         _history(invocation, place)
@@ -224,7 +225,6 @@ def _worm(
     from muster.app.components import factories
     from muster.demo import outbreak, scenario, worm
 
-    _expect_spark()
     printer = invocation.printer
     options = scenario.ScenarioOptions(
         plan=worm.WormPlan(servers=fleet, attempts_s=attacks_s),

@@ -123,25 +123,14 @@ def select(rows: pa.Table, condition: ast.Condition | None) -> pa.Table:
     if condition is None or not rows.num_rows:
         return rows
     needed = {name.key for name in ast.names(condition)} & set(rows.schema.names)
-    table = columns.Table({name: _column(rows.column(name)) for name in needed}, rows=rows.num_rows)
+    used: dict[str, columns.Column] = {}
+    for name in needed:
+        array = rows.column(name).combine_chunks()
+        if pa.types.is_timestamp(array.type):
+            array = pc.divide(array.cast(pa.int64()), 1000)  # milliseconds, as everywhere else
+        used[name] = columns.Column.from_arrow(MODEL[name].kind, array)
+    table = columns.Table(used, rows=rows.num_rows)
     return rows.filter(pa.array(columnar.evaluate(condition, table)))
-
-
-def _column(column: pa.ChunkedArray) -> columns.Column:
-    array = column.combine_chunks()
-    if pa.types.is_string(array.type):
-        coded = array.dictionary_encode()
-        codes = coded.indices.fill_null(-1).to_numpy() + 1
-        return columns.Column(types.ValueKind.STRING, codes, tuple(coded.dictionary.to_pylist()))
-    if pa.types.is_boolean(array.type):
-        code = pc.add(pc.fill_null(pc.cast(array, pa.int8()), -1), 1).to_numpy()
-        return columns.Column(types.ValueKind.BOOL, code.astype(np.uint8))
-    if pa.types.is_floating(array.type):
-        return columns.Column(types.ValueKind.FLOAT, array.to_numpy(zero_copy_only=False))
-    if pa.types.is_timestamp(array.type):
-        array = pc.divide(array.cast(pa.int64()), 1000)  # milliseconds, as everywhere else
-    null = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
-    return columns.Column(types.ValueKind.INT, array.fill_null(0).to_numpy(), null=null)
 
 
 class ConcatInterpreter:

@@ -169,7 +169,8 @@ class NodeRuleEvaluator:
                 case "period_s":
                     inputs[name] = columns.Column(types.ValueKind.FLOAT, block.period_ms / 1000)
                 case "machine":
-                    inputs[name] = _strings(known.names.array.take(pa.array(block.place)))
+                    machines = known.names.array.take(pa.array(block.place))
+                    inputs[name] = columns.Column.from_arrow(types.ValueKind.STRING, machines)
                 case "group" | "zone":
                     inputs[name] = _coded(
                         getattr(block, name), known.groups if name == "group" else known.zones
@@ -269,18 +270,12 @@ def known_facts(known: node_columns.NodeColumns, clock_ms: int, *, with_names: b
         "age_s": columns.Column(types.ValueKind.FLOAT, (clock_ms - data["received_ms"]) / 1000),
     }
     if with_names:
-        inputs["machine"] = _strings(known.names.array)
+        inputs["machine"] = columns.Column.from_arrow(types.ValueKind.STRING, known.names.array)
     return columns.Table(inputs, rows=len(known))
 
 
 def _coded(codes: Array, words: Mapping[str, int]) -> columns.Column:
     return columns.Column(types.ValueKind.STRING, codes + 1, tuple(words))
-
-
-def _strings(words: pa.StringArray) -> columns.Column:
-    encoded = words.dictionary_encode()
-    codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64) + 1
-    return columns.Column(types.ValueKind.STRING, codes, tuple(encoded.dictionary.to_pylist()))
 
 
 def _own(block: blocks.ReportBlock, words: Sequence[str], name: str) -> Array:

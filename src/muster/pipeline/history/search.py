@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
@@ -76,7 +75,8 @@ def scan(dataset: ds.Dataset, query: HistorySearch) -> Iterator[pa.RecordBatch]:
         for batch in scanner.to_batches():
             if not batch.num_rows:
                 continue
-            mask = columnar.evaluate(condition, _table(batch, needed, model))
+            used = {name: columns.Column.from_arrow(model[name].kind, batch.column(name)) for name in needed}
+            mask = columnar.evaluate(condition, columns.Table(used, rows=batch.num_rows))
             rows = batch.filter(pa.array(mask)).select(list(shown))
             if left is not None:
                 rows = rows.slice(0, left)
@@ -162,27 +162,3 @@ def _model(schema: pa.Schema) -> dict[str, types.AttributeType]:
         elif pa.types.is_boolean(kind):
             known[field.name] = types.parse_type("bool")
     return known
-
-
-def _table(batch: pa.RecordBatch, names: set[str], model: dict[str, types.AttributeType]) -> columns.Table:
-    return columns.Table(
-        {name: _column(batch.column(name), model[name].kind) for name in names}, rows=batch.num_rows
-    )
-
-
-def _column(cells: Any, kind: types.ValueKind) -> columns.Column:
-    null = cells.is_null().to_numpy(zero_copy_only=False)
-    match kind:
-        case types.ValueKind.STRING:
-            encoded = cells if pa.types.is_dictionary(cells.type) else cells.dictionary_encode()
-            codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64) + 1
-            return columns.Column(kind, codes, tuple(encoded.dictionary.to_pylist()))
-        case types.ValueKind.FLOAT:
-            return columns.Column(kind, cells.to_numpy(zero_copy_only=False).astype(np.float64))
-        case types.ValueKind.BOOL:
-            truth = cells.fill_null(False).to_numpy(zero_copy_only=False)
-            codes = np.where(truth, columns.TRUE_CODE, columns.FALSE_CODE)
-            return columns.Column(kind, np.where(null, 0, codes).astype(np.uint8))
-        case _:
-            numbers = cells.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-            return columns.Column(kind, numbers, null=null if null.any() else None)

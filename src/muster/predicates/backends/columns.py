@@ -74,6 +74,23 @@ class Column:
                 width = np.min_scalar_type((2 << len(bit)) - 1)
                 return cls(ValueKind.SET, np.array(sets, width), declared.domain)
 
+    @classmethod
+    def from_arrow(cls, kind: ValueKind, array: Any) -> Column:
+        """``array``: one of pyarrow, whose values fit the kind."""
+        match kind:
+            case ValueKind.STRING:
+                coded = array if hasattr(array, "dictionary") else array.dictionary_encode()
+                codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64) + 1
+                return cls(kind, codes, tuple(coded.dictionary.to_pylist()))
+            case ValueKind.FLOAT:
+                return cls(kind, array.to_numpy(zero_copy_only=False).astype(np.float64, copy=False))
+        null = array.is_null().to_numpy(zero_copy_only=False)
+        filled = array.fill_null(False if kind is ValueKind.BOOL else 0)
+        numbers = filled.to_numpy(zero_copy_only=False).astype(np.int64)
+        if kind is ValueKind.BOOL:
+            return cls(kind, np.where(null, 0, numbers + FALSE_CODE).astype(np.uint8))
+        return cls(kind, numbers, null=null if null.any() else None)
+
     def present(self) -> Mask | bool:
         """The rows that are not NULL; True if all."""
         match self.kind:

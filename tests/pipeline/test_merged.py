@@ -133,3 +133,11 @@ def test_a_large_cluster_has_fewer_parts_than_partitions():
     assert len(plan.merging("").parts) == 4
     plan = query_plan.QueryPlan(state.FleetStatePlan(), (), "/h", partitions=2)
     assert len(plan.merging("").parts) == 1
+
+
+def test_the_first_batch_of_a_cluster_is_merged_by_its_executors():
+    """How much it closes is not known before: it could be too much for the driver in every attempt."""
+    on_a_cluster, on_one_machine = window_rows.MergePlan(), window_rows.MergePlan(folder="/exchange")
+    assert on_a_cluster.is_by_executors(0)
+    assert not on_one_machine.is_by_executors(window_rows.MERGED_BY_DRIVER)
+    assert on_one_machine.is_by_executors(window_rows.MERGED_BY_DRIVER + 1)

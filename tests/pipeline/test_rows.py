@@ -9,7 +9,7 @@ from pyspark.sql.types import DoubleType, LongType, StringType, StructField, Str
 from muster.bus import api
 from muster.core import errors, health, messages
 from muster.core.reports import columns
-from muster.pipeline.source import rows
+from muster.pipeline.source import rows, writer
 from tests.pipeline import traffic
 
 TICK = "muster.monitor.from.pipeline.batch.root.tick"
@@ -118,3 +118,8 @@ def test_a_schema_selects_columns():
     ):
         with pytest.raises(errors.InvalidInput, match=message):
             rows.RowDecoder("reports", StructType([field]))
+
+
+def test_a_row_without_a_topic_is_not_published():
+    with pytest.raises(errors.InvalidInput, match="no topic"):
+        writer._outgoing({"topic": None, "data": "x"})

@@ -236,24 +236,30 @@ async def test_a_stream_that_was_restored_is_read_on(broker, tmp_path):
 
 
 async def test_a_query_ends_when_its_stream_is_created_again(broker):
-    reading = reader.BusStreamReader(
-        {"servers": broker.url, "streams": columns.REPORTS_STREAM}, StructType([])
-    )
+    def reader_of_query() -> reader.BusStreamReader:
+        return reader.BusStreamReader(
+            {"servers": broker.url, "streams": columns.REPORTS_STREAM}, StructType([])
+        )
 
-    async def latest_offset() -> dict[str, int]:
-        return await asyncio.to_thread(reading.latestOffset, {columns.REPORTS_STREAM: 2}, ReadMaxRows(10))
+    async def latest_offset(reading: reader.BusStreamReader, start: dict[str, int]) -> dict[str, int]:
+        return await asyncio.to_thread(reading.latestOffset, start, ReadMaxRows(10))
 
+    reading, begun = reader_of_query(), {columns.REPORTS_STREAM: 2}
     await traffic.store(broker.url, *[b"x"] * 3)
-    assert await latest_offset() == {columns.REPORTS_STREAM: 3}
-    (part,) = reading.partitions({columns.REPORTS_STREAM: 2}, {columns.REPORTS_STREAM: 3})
+    stored = await latest_offset(reading, begun)
+    assert stored[columns.REPORTS_STREAM] == 3
+    (part,) = reading.partitions(begun, stored)
+    (repeated,) = reader_of_query().partitions(begun, stored)  # after a restart
     assert len(await reading._fetch(part)) == 1
     async with await client.connect([broker.url], identity="admin") as bus:
         await bus.delete_stream(columns.REPORTS_STREAM)
     await traffic.store(broker.url, *[b"x"] * 4)
-    with pytest.raises(errors.Conflict, match="created again"):
-        await latest_offset()
-    with pytest.raises(errors.Conflict, match="created again"):
-        await reading._fetch(part)
+    for another in (reading, reader_of_query()):
+        with pytest.raises(errors.Conflict, match="created again"):
+            await latest_offset(another, stored)
+    for fetched in (part, repeated):
+        with pytest.raises(errors.Conflict, match="created again"):
+            await reading._fetch(fetched)
 
 
 @pytest.mark.slow

@@ -108,7 +108,7 @@ def start(
     def commit_batch(batch: DataFrame, number: int) -> None:
         nonlocal shares
         spark.sparkContext.setJobDescription(f"{QUERY_NAME}, batch {job.first + number}: {work}")
-        if shares > window_rows.MERGED_BY_DRIVER:
+        if merging.is_by_executors(shares):
             batch = window_rows.merge_parts(batch, merging, job.stem(job.first + number, "groups"))
         received = window_rows.read(batch.collect(), merging)
         shares = received.shares() or shares

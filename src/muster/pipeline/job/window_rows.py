@@ -67,6 +67,11 @@ class MergePlan:
     history: str = ""
     folder: str = ""  # for files that pass rows by Java; see `piece_files`
 
+    def is_by_executors(self, shares: int) -> bool:
+        """``shares``: of groups, in the last batch that closed windows; 0: not known yet. Rows that do not
+        pass by Java may be too many for the driver in the first batch already."""
+        return not self.folder or shares > MERGED_BY_DRIVER
+
 
 def explain_failure(error: Exception) -> str:
     """The counter of a failed write to the history."""

@@ -1,27 +1,11 @@
 """Streams of the bus as a Spark source: ``spark.readStream.format("muster")``.
 
 An offset is the last sequence read from each stream, so a batch can be replayed exactly: nothing is consumed,
-the broker stores no position, and Spark's checkpoint is the only state.  A partition is a range of
-sequences of one stream.
+the broker stores no position, and Spark's checkpoint is the only state.  It also has the time at which each
+stream was created: a stream that was created again is noticed even after a restart.  A partition is a range
+of sequences of one stream.
 
-Options:
-
-``servers``       addresses of brokers, separated by commas (none: the domain that the command line would use)
-``credentials``   a credentials file, for example of the role ``reader`` (none: no authentication)
-``ca``            a file with the authority of the brokers' certificates (none: the system's)
-``payload``       what a row is: ``reports`` (default), a node report; ``metrics``, a metric; ``messages``, a
-                  message as it is stored; ``unreadable``, a message that the first two skip (`rows.SCHEMAS`).
-                  ``.schema(…)`` selects columns, which takes less time than all of them
-``streams``       names of streams, separated by commas; several are the shards of one (default ``reports``)
-``maxMessages``   bound of one micro-batch (default 1000; a message of a channel has up to thousands of
-                  reports)
-``splits``        partitions for each stream (default 2)
-``onLoss``        ``fail`` (default) or ``skip``, when retention removed messages before they were read
-``after``         where a new checkpoint starts: after this sequence, one for each stream, separated by
-                  commas (default 0: at the first message; -1: at the end)
-``until``         where the first batch after ``after`` ends, to repeat a batch exactly (default 0: anywhere)
-``missing``       ``fail`` (default) or ``wait``, when a stream does not exist
-
+docs/guides/pipeline-spark.md lists the options.
 The pipeline's own job has ``payload=shards``: reports by shard of the fleet (`shard_keys`), with ``parts``,
 the keys of partitions; ``shards``, their number; ``removals``, the subject of messages that remove machines;
 and ``folder``, for files with reports (`piece_files`).
@@ -62,6 +46,7 @@ PATIENCE_S = 20.0
 RETRY_S = 0.5
 FETCHED = 200  # messages that are held at once: some 100 MB with thousands of reports each
 REPORTS, SHARDS = "reports", "shards"  # payloads
+CREATED = " created"  # ends the key of a stream's creation time in an offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +110,7 @@ class BusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._access = StreamAccess.from_options(options)
         self._streams = _names(options, "streams", columns.REPORTS_STREAM)
         payload = _choice(options, "payload", *rows.SCHEMAS, SHARDS)
+        self._is_pipeline = payload == SHARDS  # which follows streams that are created again
         self._decoder = None if payload == SHARDS else rows.RowDecoder(payload, schema)
         self._fail_on_loss = _choice(options, "onLoss", "fail", "skip") == "fail"
         self._wait_for_missing = _choice(options, "missing", "fail", "wait") == "wait"
@@ -142,8 +128,9 @@ class BusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, int]:
         """Messages that retention removed after a given position are read as lost, so that they are
         counted."""
-        offsets = {}
-        for name, state in self._states().items():
+        states = self._states()
+        offsets = self._created(states)
+        for name, state in states.items():
             after = self._after[name]
             offsets[name] = min(after, state.last_sequence) if after > 0 else state.first_sequence - 1
             if after < 0:
@@ -161,6 +148,9 @@ class BusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
         states = self._states()
+        created = self._created(states)
+        known = {name: position for name, position in start.items() if name.endswith(CREATED)}
+        start = {name: position for name, position in start.items() if name not in known}
         available = self._until or {name: state.last_sequence for name, state in states.items()}
         for name, position in start.items():
             if available.get(name, 0) < position:  # or else new messages would be skipped up to the position
@@ -170,27 +160,39 @@ class BusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 )
         for name, state in states.items():
             # It may have grown beyond the position by now.
-            if self._created_ns.setdefault(name, state.created_ns) != state.created_ns:
+            before = known.get(f"{name}{CREATED}") or self._created_ns.setdefault(name, state.created_ns)
+            if before != state.created_ns:
                 raise _created_again(name)
         ends = {name: end for name, end in self._first_end.items() if end > start.get(name, 0)}
         if ends:
-            return {**start, **ends}
+            return {**start, **ends, **created}
         if isinstance(limit, ReadAllAvailable):
-            return _batch_end(start, available, None)
+            return _batch_end(start, available, None) | created
         assert isinstance(limit, ReadMaxRows)
         # Messages that retention removed do not count towards the limit.
         readable = {
             name: max(position, states[name].first_sequence - 1) if name in states else position
             for name, position in {**dict.fromkeys(available, 0), **start}.items()
         }
-        return _batch_end(readable, available, limit.max_rows)
+        return _batch_end(readable, available, limit.max_rows) | created
+
+    def _created(self, states: dict[str, api.StreamState]) -> dict[str, int]:
+        """When the streams were created, as a part of an offset."""
+        if self._is_pipeline:
+            return {}
+        return {f"{name}{CREATED}": state.created_ns for name, state in states.items()}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[SequenceRange]:
         return [
             part
             for name in sorted(end)
+            if not name.endswith(CREATED)
             for part in _split(
-                name, start.get(name, 0) + 1, end[name], self._splits, self._created_ns.get(name, 0)
+                name,
+                start.get(name, 0) + 1,
+                end[name],
+                self._splits,
+                end.get(f"{name}{CREATED}") or self._created_ns.get(name, 0),
             )
         ]
 

@@ -1,14 +1,7 @@
 """Tables of the history as rows of Spark, also in SQL: ``format("muster")`` with the option ``history``.
 
-    CREATE TABLE all_nodes USING muster OPTIONS (history '/var/lib/muster/history', table 'nodes');
-    CREATE VIEW nodes AS SELECT * FROM all_nodes WITH (history '/var/lib/muster/history', table 'nodes');
-
-A query of the view reads the table as it is then.  Spark passes the options of its own table only when that
-is created.  The views of `muster.pipeline.spark` show one moment, but Spark reads their files by itself: it
-skips columns and files that a query does not need.
-
-Options: ``history``, a path or URL; ``table`` (default ``nodes``); ``last``, such as ``7d``: the rows of that
-time only, other files are not read.
+docs/guides/pipeline-spark.md lists the options.  A query reads the table as it is then.  Spark passes the
+options of a table in SQL only when that is created.
 """
 
 from __future__ import annotations

@@ -75,6 +75,8 @@ class BusStreamWriter(DataSourceStreamArrowWriter):
 
 def _outgoing(row: dict[str, object]) -> api.OutgoingMessage:
     data = row["data"]
+    if row["topic"] is None:
+        raise errors.InvalidInput("a row has no topic")
     return api.OutgoingMessage(
         topics.Topic.parse(str(row["topic"])).subject,
         data if isinstance(data, bytes) else str(data or "").encode(),

@@ -184,7 +184,7 @@ def write_pipeline(settings: app_settings.Settings) -> None:
         (spark / name).mkdir(parents=True)
         (spark / name / "0").write_text(content)
     alerts = commit_state.CommitState(tracker.AlertTrackerState(), batch=(label.run, 0), clock_ms=AT_MS)
-    commit_state.CommitStateStore(str(folder / "pipeline"), 1).save(alerts)
+    commit_state.CommitStateStore(str(folder / "pipeline"), 1).save(msgspec.json.encode(alerts))
 
 
 def _history_rows() -> Any:

@@ -256,7 +256,8 @@ def test_tables_and_alerts_of_a_newer_release_are_refused(tmp_path, monkeypatch)
         with pytest.raises(delta.SchemaConflict, match=r"schema version 2.0"):
             open_(tmp_path, tables.NODES)
     alerts = commit_state.CommitStateStore(str(tmp_path), 1)
-    alerts.save(commit_state.CommitState(tracker.AlertTrackerState(), version=99))
+    newer_state = commit_state.CommitState(tracker.AlertTrackerState(), version=99)
+    alerts.save(msgspec.json.encode(newer_state))
     with pytest.raises(errors.Conflict, match="version 99"):
         alerts.load()
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from muster.bus import api, leases
@@ -17,7 +18,7 @@ from muster.core.telemetry import log, metrics
 from muster.pipeline import protocol, settings
 from muster.pipeline.alerts import tracker
 from muster.pipeline.history import delta, tables
-from muster.pipeline.job import commit_state, history_writer, progress, service
+from muster.pipeline.job import commit_state, progress, service
 from muster.pipeline.job.driver import continuation, driver_lease, driver_terms, fenced_stream, state_files
 from muster.testing.eventually import eventually
 
@@ -178,10 +179,10 @@ def test_a_checkpoint_that_is_older_than_the_history_is_not_continued(tmp_path, 
     spark = tmp_path / "checkpoint" / "drivers" / f"{where.term.epoch:08}" / "spark"
     for folder in ("offsets", "commits"):
         (spark / folder).mkdir(parents=True)
-    writer = history_writer.HistoryWriter(history, run, epoch=where.term.epoch, keep_s=3600.0)
+    table, epoch = delta.HistoryTable(history, tables.NODES, keep_s=3600.0), where.term.epoch
     for batch in range(3):
         (spark / "offsets" / str(batch)).write_text(f'v1\n{{"conf":{{}}}}\n{{"reports":{batch * 10}}}')
-        assert writer.commit(tables.NODES, batch, [], {"stream-reports": batch * 10})
+        assert table.commit([], (run, batch), {"stream-reports": batch * 10}, epoch=epoch)
         if batch < 2:  # the third one is interrupted
             (spark / "commits" / str(batch)).write_text("v1\n{}")
     where.begin()
@@ -197,13 +198,17 @@ def test_a_checkpoint_that_is_older_than_the_history_is_not_continued(tmp_path, 
     assert where.term.after == {"reports": 20, "summaries": 0}  # as the history
 
 
+def alerts_at(now_ms: int) -> bytes:
+    return msgspec.json.encode(commit_state.CommitState(tracker.AlertTrackerState(now_ms=now_ms)))
+
+
 def test_each_driver_writes_an_alert_state_of_its_own_and_reads_the_newest(tmp_path):
     old, new = (commit_state.CommitStateStore(str(tmp_path), epoch) for epoch in (9, 10))
     assert old.load().alerts.now_ms == 0
-    old.save(commit_state.CommitState(tracker.AlertTrackerState(now_ms=1)))
+    old.save(alerts_at(1))
     assert new.load().alerts.now_ms == 1
-    new.save(commit_state.CommitState(tracker.AlertTrackerState(now_ms=2)))
-    old.save(commit_state.CommitState(tracker.AlertTrackerState(now_ms=3)))  # a former driver
+    new.save(alerts_at(2))
+    old.save(alerts_at(3))  # a former driver
     assert new.load().alerts.now_ms == 2
     new.remove_before()
     assert [path.name for path in tmp_path.iterdir()] == ["alerts-00000010.json"]

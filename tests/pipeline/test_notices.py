@@ -2,9 +2,7 @@
 
 import asyncio
 import contextlib
-import sys
 from collections.abc import Callable
-from concurrent import futures
 from typing import Any
 
 import msgspec
@@ -29,6 +27,10 @@ ALERT = messages.Alert(
 NOTICE = tracker.AlertNotification(ALERT, ("team",))
 
 
+async def not_saved() -> None:
+    pass
+
+
 @contextlib.asynccontextmanager
 async def serving(handle):
     tasks: set[asyncio.Task[Any]] = set()
@@ -51,7 +53,7 @@ async def serving(handle):
 @contextlib.asynccontextmanager
 async def sending(contact: notifications.AlertContact, pipeline_settings: settings.PipelineSettings, **more):
     sender = notifications.AlertNotificationSender({"team": contact}, pipeline_settings, **more)
-    task = asyncio.create_task(sender.run(lambda: None))
+    task = asyncio.create_task(sender.run(not_saved))
     try:
         yield sender
     finally:
@@ -229,7 +231,7 @@ async def test_after_a_restart_no_contact_gets_an_end_before_its_beginning(monke
     transport.refuses = lambda to, about: to == "late"
     contacts = {name: notifications.AlertContact(webhook=name) for name in ("ahead", "late")}
     sender = notifications.AlertNotificationSender(contacts, settings.PipelineSettings())
-    task = asyncio.create_task(sender.run(lambda: None))
+    task = asyncio.create_task(sender.run(not_saved))
     sender.add(notice(1, AlertState.FIRING, *contacts))
     await eventually(lambda: [sent.contacts for sent in sender.unsent()] == [("late",)])
     task.cancel()
@@ -263,7 +265,7 @@ async def test_a_receiver_that_does_not_answer_delays_no_other(monkeypatch):
     monkeypatch.setattr(notifications, "post", post)
     contacts = {name: notifications.AlertContact(webhook=name) for name in ("silent", "team")}
     sender = notifications.AlertNotificationSender(contacts, settings.PipelineSettings())
-    task = asyncio.create_task(sender.run(lambda: None))
+    task = asyncio.create_task(sender.run(not_saved))
     sender.add(notice(1, AlertState.FIRING, "silent", "team"))
     await eventually(lambda: [notification.contacts for notification in sender.unsent()] == [("silent",)])
     silent.set()
@@ -296,26 +298,3 @@ def test_a_webhook_does_not_leave_its_folder(path: str):
     allowed = settings.PipelineSettings(webhooks_allowed=("https://hooks.example/web",))
     with pytest.raises(errors.InvalidInput, match="not allowed"):
         notifications.refuse_forbidden("team", contact, allowed)
-
-
-def test_the_queues_of_contacts_are_saved_while_they_change():
-    contacts = dict.fromkeys(("team", "other"), notifications.AlertContact(webhook="https://hooks.example"))
-    sender = notifications.AlertNotificationSender(contacts, settings.PipelineSettings())
-    names, notices = tuple(contacts), 2000
-
-    def add(since_ms: int) -> None:
-        sender.add(tracker.AlertNotification(msgspec.structs.replace(ALERT, since_ms=since_ms), names))
-
-    for number in range(notices):
-        add(number)
-    before_s = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with futures.ThreadPoolExecutor(1) as pool:
-            saving = pool.submit(lambda: [len(sender.unsent()) for _ in range(10)])
-            while not saving.done():
-                notices += 1
-                add(notices)
-            assert saving.result()[-1] >= saving.result()[0]
-    finally:
-        sys.setswitchinterval(before_s)

@@ -89,7 +89,7 @@ async def test_unpublished_alerts_are_published_by_the_next_process(broker, tmp_
         committer._alerts = LeaderlessStream()  # type: ignore[assignment]
         with pytest.raises(errors.TimedOut):
             await committer._finish(7, DOWN, 1000, [], {}, 0)
-        committer.save()  # as the sender of notifications does, at any time
+        await committer.save()  # as the sender of notifications does, at any time
         again = await opened(bus, tmp_path)
         await again.advance_clock()
         assert await published_alerts(bus) == [("group:web", AlertState.FIRING)]

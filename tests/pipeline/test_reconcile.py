@@ -44,13 +44,13 @@ def verdict(machine: str, on: bool, at_ms: int) -> tracker.RuleVerdict:
 async def test_alerts_of_a_former_checkpoint_end_unless_they_are_true_again(tmp_path):
     before = await committer(tmp_path, "r1")
     before.alert_tracker.apply([verdict(name, True, T0) for name in ("kept", "gone")], T0)
-    before.save()
+    await before.save()
     same = await committer(tmp_path, "r1")
     assert same._planner.reconcile([], T0 + 10**9) == []
 
     after = await committer(tmp_path, "r2")
     assert after._planner.reconcile([verdict("kept", True, T0 + 10_000)], T0 + 10_000) == []
-    after.save()
+    await after.save()
     restarted = await committer(tmp_path, "r2")  # it did not have the time to see all
     assert restarted._planner.reconcile([verdict("kept", True, T0 + 20_000)], T0 + 20_000) == []
     assert restarted._planner.reconcile([], T0 + 20_000 + batch_plan.RECONCILE_MS - 1) == []
@@ -58,7 +58,7 @@ async def test_alerts_of_a_former_checkpoint_end_unless_they_are_true_again(tmp_
     assert [(end.about, end.on) for end in ended] == [("node:gone", False)]
     restarted.alert_tracker.apply(ended, T0 + 100_000)
     assert [alert.about for alert in restarted.alert_tracker.alerts()] == ["node:kept"]
-    restarted.save()
+    await restarted.save()
     stored = msgspec.json.decode(
         (tmp_path / "alerts-00000001.json").read_bytes(), type=commit_state.CommitState
     )
@@ -88,27 +88,41 @@ async def test_of_two_saves_at_once_the_later_state_stays(tmp_path, monkeypatch)
     made = await committer(tmp_path, "r")
     save, entered, go_on = made._store.save, threading.Event(), threading.Event()
 
-    def slow(state: commit_state.CommitState) -> None:
+    def slow(state: bytes) -> None:
         if not entered.is_set():
             entered.set()
             go_on.wait(60)
         save(state)
 
     monkeypatch.setattr(made._store, "save", slow)
-    first = asyncio.create_task(asyncio.to_thread(made.save))
+    first = asyncio.create_task(made.save())
     await asyncio.to_thread(entered.wait, 60)
     made.alert_tracker.silence(SILENCE, T0)
-    second = asyncio.create_task(asyncio.to_thread(made.save))
+    second = asyncio.create_task(made.save())
     await asyncio.wait([second], timeout=0.2)  # without an order it is done now
     go_on.set()
     await asyncio.gather(first, second)
     assert (await committer(tmp_path, "r")).alert_tracker.silences() == [SILENCE]
 
 
+async def test_the_state_is_read_between_two_changes(tmp_path, monkeypatch):
+    """On the event loop: a thread could save an alert that has changed without the message about it."""
+    made = await committer(tmp_path, "r")
+    state, readers = made.alert_tracker.state, set[threading.Thread]()
+
+    def read() -> tracker.AlertTrackerState:
+        readers.add(threading.current_thread())
+        return state()
+
+    monkeypatch.setattr(made.alert_tracker, "state", read)
+    await made.save()
+    assert readers == {threading.current_thread()}
+
+
 async def test_lost_messages_are_shown_for_their_time_although_the_driver_was_restarted(tmp_path):
     before = await committer(tmp_path, "r")
     before.alert_tracker.apply([before._planner.about_loss({shard_keys.LOST: 5}, T0)], T0)
-    before.save()
+    await before.save()
     after = await committer(tmp_path, "r")
     verdict_ = after._planner.about_loss({}, T0 + 10_000)
     assert (verdict_.on, verdict_.value) == (True, 5.0)

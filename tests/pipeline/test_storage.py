@@ -17,6 +17,7 @@ import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from muster.core import errors
@@ -199,7 +200,8 @@ def _use(root: str) -> None:
         driver_terms.DriverTerm(epoch=4, first=4)
     )
     alerts = commit_state.CommitStateStore(f"{history}/_alerts", 4)
-    alerts.save(commit_state.CommitState(tracker.AlertTrackerState(now_ms=7)))
+    saved = commit_state.CommitState(tracker.AlertTrackerState(now_ms=7))
+    alerts.save(msgspec.json.encode(saved))
     assert commit_state.CommitStateStore(f"{history}/_alerts", 5).load().alerts.now_ms == 7
     with pytest.raises(errors.InvalidInput, match="cannot be used"):
         storage.check(root.replace("fleet", "no-such-bucket") + "/history")

@@ -1,26 +1,9 @@
 """Steps of a user in the pipeline: metrics that are computed from reports, beside those that machines report.
 
-A step is a Python module, named in the setting ``pipeline.steps``: a file, or an installed module.  It has
-one or both of these functions:
-
-    def reports(rows: pyarrow.RecordBatch) -> Mapping[str, values]    # a value for each report
-    def groups(rows: pyarrow.Table) -> Mapping[str, values]           # for each group, zone or system
-
-``reports`` gets reports of machines as rows of the table `nodes` of the history, without its column ``day``;
-`metric` takes a metric from them.  What it returns are metrics of these reports, as if the machines had sent
-them: the history has them, groups, zones and the system have their count, mean, minimum and maximum, and
-rules use them as ``own.NAME``.  A metric that a report has already is replaced, also a standard one.  NaN
-means: not measured.
-
-``groups`` gets closed windows as rows of the table `groups`, and returns metrics of these.  One call has all
-windows of a group or zone in a batch, but not always all groups; the system comes in a call of its own.
-Rules about groups, zones and the system use them as ``own.NAME_mean``.
-
-A module with ``MEMORY = {"name": 0.0, …}`` has numbers for each machine: ``reports(rows, memory)`` also gets
-an array of each, with a value for each row, and may assign new ones.  Then a call has at most one report of a
-machine, and those of a machine come in the order in which it sent them; a report that was overtaken by a
-later one, or is repeated, is left out.  Memory is part of the state of the fleet: exactly once, as everything
-else in it.
+docs/guides/pipeline-spark.md describes what a step gets and returns.  Numbers for each machine (``MEMORY``)
+are part of the state of the fleet: exactly once, as everything else in it.  A step with memory gets at most
+one report of a machine in a call, those of a machine in the order in which it sent them; a report that was
+overtaken by a later one, or is repeated, is left out.
 
 The results must depend on nothing but the arguments: after a crash a batch is computed again.  A step that
 fails, takes longer than `LIMIT_S` or returns something else than a number for each row is counted, logged and

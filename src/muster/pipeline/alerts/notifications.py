@@ -1,9 +1,5 @@
 """Alert notifications to contacts by webhook and mail, to allowed addresses only.
 
-    contacts:
-      team-web: {webhook: "https://hooks.example/web"}
-      on-call:  {mail: [ann@example.org]}
-
 A webhook receives the alert as JSON in a POST request (`webhooks`); redirects are not followed.  The webhook
 and the mail of each contact have a queue and a worker of their own, so an unresponsive one does not delay the
 others.  A failed notification is retried for `RETRY_S` with exponential back-off, those of other alerts in
@@ -22,9 +18,8 @@ import email.message
 import os
 import smtplib
 import ssl
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 from urllib import parse
@@ -203,7 +198,6 @@ class AlertNotificationSender:
             for transport, address in (("webhook", contact.webhook), ("mail", contact.mail))
             if address
         ]
-        self._lock = threading.Lock()  # of the queues: the event loop changes them, threads save them
         self._log = log.EventLog("pipeline")
         self.sent = self.failed = 0
         self._count = count
@@ -228,10 +222,8 @@ class AlertNotificationSender:
             if not _is_end(notification):
                 return
             beginnings = (id for id, queued in waiting.items() if not _is_end(queued))
-            with self._lock:
-                del waiting[next(beginnings, next(iter(waiting)))]
-        with self._lock:
-            waiting[notification.id] = notification
+            del waiting[next(beginnings, next(iter(waiting)))]
+        waiting[notification.id] = notification
         queue.added_s[notification.id] = time.monotonic()
         queue.more.set()
 
@@ -241,16 +233,12 @@ class AlertNotificationSender:
         self._log.error("notification-dropped", contact=name, notification=id, reason=reason)
 
     def unsent(self) -> list[tracker.AlertNotification]:
-        """By contact, in the order of its queue. Also called in threads, to save the state."""
-        pending: list[tracker.AlertNotification] = []
-        for queue in self._queues:
-            with self._lock:
-                queued = list(queue.waiting.values())
-            pending += [
-                tracker.AlertNotification(notification.alert, (queue.contact,), queue.transport)
-                for notification in queued
-            ]
-        return pending
+        """By contact, in the order of its queue."""
+        return [
+            tracker.AlertNotification(notification.alert, (queue.contact,), queue.transport)
+            for queue in self._queues
+            for notification in queue.waiting.values()
+        ]
 
     def failing(self) -> tuple[protocol.FailingContact, ...]:
         """The contacts that do not accept notifications at present."""
@@ -266,13 +254,13 @@ class AlertNotificationSender:
             if queue.failures
         )
 
-    async def run(self, save: Callable[[], None]) -> None:
+    async def run(self, save: Callable[[], Awaitable[None]]) -> None:
         """Send queued notifications until cancelled, in order for each alert and contact."""
         async with asyncio.TaskGroup() as workers:
             for queue in self._queues:
                 workers.create_task(self._work(queue, save), name=f"notifications for {queue.contact}")
 
-    async def _work(self, queue: _Queue, save: Callable[[], None]) -> None:
+    async def _work(self, queue: _Queue, save: Callable[[], Awaitable[None]]) -> None:
         saved_s = 0.0
         while True:
             await queue.more.wait()
@@ -289,12 +277,11 @@ class AlertNotificationSender:
                 queue.failures = 0
                 self._remove(queue, id)
                 if not queue.waiting or time.monotonic() - saved_s > SAVE_S:
-                    await asyncio.to_thread(save)
+                    await save()
                     saved_s = time.monotonic()
 
     def _remove(self, queue: _Queue, id: str) -> None:
-        with self._lock:
-            queue.waiting.pop(id, None)
+        queue.waiting.pop(id, None)
         queue.added_s.pop(id, None)
 
     def _failed(
@@ -322,9 +309,8 @@ class AlertNotificationSender:
             for later, other in queue.waiting.items()
             if (other.alert.rule, other.alert.about) == (alert.rule, alert.about)
         ]
-        with self._lock:
-            for later in same:
-                queue.waiting.move_to_end(later)
+        for later in same:
+            queue.waiting.move_to_end(later)
 
     async def _send(self, queue: _Queue, notification: tracker.AlertNotification) -> None:
         contact = self.contacts[queue.contact]

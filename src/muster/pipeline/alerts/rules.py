@@ -1,22 +1,4 @@
-"""Alert rules, in YAML.
-
-    rules:
-      - name: hot
-        scope: node                       # node, group, zone or system
-        when: cpu_percent > 95            # a predicate over the attributes of the scope
-        until: cpu_percent < 80           # hysteresis; default: NOT (when)
-        for: 30s                          # how long the condition must hold
-        severity: warning                 # info, warning or critical
-        summary: "{about} is at {value:.0f} %"
-        labels: {team: web}
-        notify: [team-web]
-      - name: silent
-        scope: node
-        when: age_s > 3 * period_s
-      - name: no-data
-        scope: group
-        only: [web, db]                   # these groups, even if they never reported
-        when: reports = 0
+"""Alert rules, in YAML (docs/reference/pipeline.md).
 
 `MODELS` lists the attributes that a predicate may use in each scope.  Metrics that are not standard are
 ``own.NAME`` of a machine, and ``own.NAME_mean``, ``_min`` and ``_max`` of the other scopes.  So are the

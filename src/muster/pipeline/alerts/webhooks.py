@@ -1,15 +1,6 @@
 """The requests that notify webhooks: built-in formats, templates of other services, and headers. Pure.
 
-    contacts:
-      team:      {webhook: "https://hooks.example/web"}
-      relay:     {webhook: "https://relay.example/hook", format: alertmanager}
-      slack:
-        webhook: {secret: "file:/run/keys/slack-url"}
-        body: {text: "*{severity}* {summary} ({about})"}
-      on-call:
-        webhook: https://events.example/v2/enqueue
-        headers: {Authorization: {secret: "env:TOKEN", prefix: "Bearer "}}
-        body: {event_action: "{action}", dedup_key: "{rule}:{about}", payload: {summary: "{summary}"}}
+docs/guides/alerts.md has examples.
 
 ``muster`` sends the alert as it is on the bus.  ``alertmanager`` sends what Alertmanager sends to its webhook
 receivers (version 4), ``alertmanager-api`` what Prometheus sends to Alertmanager (``POST /api/v2/alerts``).

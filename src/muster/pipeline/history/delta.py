@@ -84,6 +84,12 @@ class HistoryTable:
     def transaction_version(self, application: str) -> int | None:
         return self._table.transaction_version(application)
 
+    def has(self, application: str, version: int) -> bool:
+        """Whether it has a transaction, or a later one of the same application."""
+        self.refresh()
+        last = self.transaction_version(application)
+        return last is not None and last >= version
+
     def commit(
         self,
         new_files: Iterable[data_files.DataFile],

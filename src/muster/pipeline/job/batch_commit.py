@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent import futures
 from typing import Any, TypeVar
 
+import msgspec
 import pyarrow as pa
 
 from muster.bus import api
@@ -27,9 +27,10 @@ from muster.pipeline import protocol, steps
 from muster.pipeline import settings as settings_
 from muster.pipeline.alerts import notifications, tracker
 from muster.pipeline.fleet import rollups
-from muster.pipeline.history import rollup_rows, tables
-from muster.pipeline.job import batch_plan, commit_state, history_writer, query, window_rows
+from muster.pipeline.history import data_files, delta, rollup_rows, tables
+from muster.pipeline.job import batch_plan, commit_state, query, window_rows
 from muster.pipeline.job.driver import driver_lease, fenced_stream
+from muster.supervision import tasks
 
 #: Positions in the streams up to which the history has every message: stored with commits of `nodes`.
 POSITIONS = {stream: f"stream-{stream}" for stream in (columns.REPORTS_STREAM, columns.SUMMARIES_STREAM)}
@@ -66,9 +67,10 @@ class BatchCommitter:
         self.bus = bus
         self._authority = authority
         self._history_root, self._keep_s = history, settings.as_of_s
+        self._tables: dict[str, delta.HistoryTable] = {}
         self._state_root = state_root
         self._log = log.EventLog("pipeline", pipeline=bus.identity)
-        self._saving = threading.Lock()
+        self._saving = asyncio.Lock()
         stored = commit_state.CommitStateStore(state_root, authority.epoch).load()
         self._batch = stored.batch
         self.clock_ms = stored.clock_ms  # the broker's clock at the newest message read
@@ -101,11 +103,8 @@ class BatchCommitter:
     def follow(self, run: str) -> None:
         """Commit the batches of this checkpoint from now on."""
         self._run = run
-        epoch = self._authority.epoch
-        self._history = history_writer.HistoryWriter(
-            self._history_root, run, epoch=epoch, keep_s=self._keep_s
-        )
-        self._store = commit_state.CommitStateStore(self._state_root, epoch)
+        self._epoch = self._authority.epoch
+        self._store = commit_state.CommitStateStore(self._state_root, self._epoch)
         self._planner.follow(run, self.alert_tracker.on())
 
     async def open(self, streams: Sequence[api.StreamSettings]) -> None:
@@ -148,11 +147,9 @@ class BatchCommitter:
             writing.result()
         for published in publishing:
             published.result()
-        self._planner.conclude(plan, self.sender.failing())
         if removals := plan.removals(self.bus.identity):
             self._in_loop(self._publish(removals)).result()
-        finish = self._finish(number, plan.verdicts, plan.clock_ms, made, plan.counts, plan.machines)
-        self._in_loop(finish).result()
+        self._in_loop(self._conclude(plan, made)).result()
         self.state_bytes = sum(output.state_bytes for output in received.outputs)
         for name in plan.gone:
             self._latest.pop(name, None)
@@ -186,7 +183,8 @@ class BatchCommitter:
         }
         try:
             if files or positions:
-                self._history.commit(tables.NODES, number, files, positions)
+                table, transaction = self._table(tables.NODES), (self._run, number)
+                table.commit(files, transaction, positions, epoch=self._epoch)
         except errors.StaleEpoch:
             raise
         except (errors.MusterError, OSError) as error:
@@ -197,12 +195,29 @@ class BatchCommitter:
             rows.append(rollup_rows.rows(plan.system))
         try:
             if files or rows:
-                self._history.write(tables.GROUPS, number, pa.concat_tables(rows), files)
+                self._write_rows(tables.GROUPS, number, rows, files)
         except errors.StaleEpoch:
             raise
         except (errors.MusterError, OSError) as error:
             missing = sum(table.num_rows for table in rows) + sum(file.rows for file in files)
             self._count_failure(error, counts, window_rows.NOT_STORED, missing)
+
+    def _table(self, name: str) -> delta.HistoryTable:
+        """Opened when it is first needed."""
+        if name not in self._tables:
+            self._tables[name] = delta.HistoryTable(self._history_root, name, keep_s=self._keep_s)
+        return self._tables[name]
+
+    def _write_rows(
+        self, name: str, number: int, rows: Sequence[pa.Table], others: Sequence[data_files.DataFile] = ()
+    ) -> None:
+        """Write rows and commit them with other files, unless the table has this batch already."""
+        table = self._table(name)
+        if not table.has(self._run, number):
+            stem = f"{self._run}-{self._epoch}-{number}"
+            joined = pa.concat_tables(rows) if rows else None
+            written = data_files.write(self._history_root, name, joined, stem).files if joined else []
+            table.commit([*others, *written], (self._run, number), epoch=self._epoch)
 
     def _count_failure(self, error: Exception, counts: dict[str, int], reason: str, rows: int) -> None:
         for name, number in ((reason, rows), (window_rows.explain_failure(error), 1)):
@@ -215,6 +230,10 @@ class BatchCommitter:
     async def _publish(self, reports: list[batch_plan.EncodedReport]) -> None:
         await self._results.publish([report.outgoing for report in reports if report.outgoing is not None])
 
+    async def _conclude(self, plan: batch_plan.BatchPlan, made: list[batch_plan.EncodedReport]) -> None:
+        self._planner.conclude(plan, self.sender.failing())
+        await self._finish(plan.number, plan.verdicts, plan.clock_ms, made, plan.counts, plan.machines)
+
     async def _finish(
         self,
         number: int,
@@ -226,13 +245,13 @@ class BatchCommitter:
     ) -> None:
         self.clock_ms = max(self.clock_ms, clock_ms)
         self._batch = (self._run, number)
-        outcome = self.alert_tracker.apply(verdicts, clock_ms)
-        await self.publish_updates(outcome)
+        # Nothing is saved between the change of the tracker and the queues of what follows from it.
+        await self.publish_updates(self.alert_tracker.apply(verdicts, clock_ms))
         self._latest.update({(report.scope, report.name): report.data for report in made if report.data})
         for _ in (report for report in made if report.outgoing is None):
             self.count("unpublished")
         await self._record_alerts(number)
-        await asyncio.to_thread(self.save)
+        await self.save()
         self.machines = machines
         self.total_rows += counts.get("rows", 0)
         self.done_ms = int(time.time() * 1000)
@@ -255,7 +274,7 @@ class BatchCommitter:
             self._recording = commit_state.RecordedAlerts(self._run, number, len(self._unrecorded))
             changed = list(self._unrecorded)
             count = len(changed)
-            await asyncio.to_thread(self.save)
+            await self.save()
             if not await asyncio.to_thread(self._write_alerts, number, changed):
                 count = 0  # a repeated batch: they belong to the next one
         except errors.StaleEpoch:
@@ -267,14 +286,14 @@ class BatchCommitter:
         del self._unrecorded[:count]
 
     def _count_recorded(self, recorded: commit_state.RecordedAlerts) -> int:
-        return recorded.count if self._history.has(tables.ALERTS, recorded.run, recorded.batch) else 0
+        return recorded.count if self._table(tables.ALERTS).has(recorded.run, recorded.batch) else 0
 
     def _write_alerts(self, number: int, changed: list[messages.Alert]) -> bool:
         if not changed:
             return True
-        if self._history.has(tables.ALERTS, self._run, number):
+        if self._table(tables.ALERTS).has(self._run, number):
             return False
-        self._history.write(tables.ALERTS, number, rollup_rows.alert_rows(changed))
+        self._write_rows(tables.ALERTS, number, [rollup_rows.alert_rows(changed)])
         return True
 
     async def publish_updates(self, outcome: tracker.AlertUpdates) -> None:
@@ -303,7 +322,7 @@ class BatchCommitter:
         """
         self._queue(outcome)
         try:
-            await asyncio.to_thread(self._save)
+            await self._save()
             await self._authority.confirm()
         except (errors.MusterError, OSError) as error:
             raise errors.TimedOut(f"it is not known whether the change is stored: {error}") from error
@@ -320,29 +339,29 @@ class BatchCommitter:
         outcome = self.alert_tracker.tick(self.clock_ms)
         if outcome.alerts or self._unpublished:
             await self.publish_updates(outcome)
-            await asyncio.to_thread(self.save)
+            await self.save()
 
-    def save(self) -> None:
+    async def save(self) -> None:
         """Save the state, if possible: the next call saves it as well."""
         try:
-            self._save()
+            await self._save()
         except (errors.MusterError, OSError) as error:
             self.count("alerts-not-saved")
             self._log.error("alerts-not-saved", error=error)
 
-    def _save(self) -> None:
+    async def _save(self) -> None:
         """Not if another process is the driver, or may be. One at a time: the last has the latest state."""
-        with self._saving:
+        async with self._saving:
             self._authority.check()
-            self._store.save(
-                commit_state.CommitState(
-                    self.alert_tracker.state(),
-                    self.sender.unsent(),
-                    self._unpublished,
-                    self._unrecorded,
-                    self._recording,
-                    self._planner.alerts_run,
-                    self._batch,
-                    self.clock_ms,
-                )
+            state = commit_state.CommitState(
+                self.alert_tracker.state(),
+                self.sender.unsent(),
+                self._unpublished,
+                self._unrecorded,
+                self._recording,
+                self._planner.alerts_run,
+                self._batch,
+                self.clock_ms,
             )
+            # Encoded on the event loop, which changes all of it: a thread could see half of a change.
+            await tasks.finish(asyncio.to_thread(self._store.save, msgspec.json.encode(state)))

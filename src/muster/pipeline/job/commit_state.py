@@ -72,8 +72,9 @@ class CommitStateStore:
             )
         return stored
 
-    def save(self, state: CommitState) -> None:
-        storage.replace_file(self._root, self.name, msgspec.json.encode(state))
+    def save(self, state: bytes) -> None:
+        """``state``: a `CommitState` in JSON."""
+        storage.replace_file(self._root, self.name, state)
 
     def remove_before(self) -> None:
         """Remove the files of earlier drivers."""

@@ -179,7 +179,7 @@ class PipelineService:
                 )
             if self._killed_java:
                 raise errors.Unavailable(f"Spark's Java process did not respond for {RESPONSE_S:g} s")
-            await asyncio.to_thread(self._committer.save)
+            await self._committer.save()
 
     def _request_handler(self) -> request_handler.PipelineRequestHandler:
         return request_handler.PipelineRequestHandler(

@@ -233,6 +233,20 @@ SHIPPED = channel_channel.ChannelOptions().compression
 CODECS = (SHIPPED, "zstd", None)
 
 
+def fit(points: Sequence[tuple[float, float, float]]) -> capacity_model.CostParameters:
+    """Costs of a message and of a row from (messages, rows, CPU seconds), by least squares."""
+    if len(points) < 2:
+        raise errors.InvalidInput("at least two measurements with different rows per message are needed")
+    products = [(m * m, m * r, r * r, m * c, r * c) for m, r, c in points]
+    mm, mr, rr, mc, rc = (sum(values) for values in zip(*products, strict=True))
+    determinant = mm * rr - mr * mr
+    if determinant <= 1e-12 * mm * rr:
+        raise errors.InvalidInput("all messages have the same number of rows: the costs cannot be separated")
+    message_s = (mc * rr - rc * mr) / determinant
+    row_s = (rc * mm - mc * mr) / determinant
+    return capacity_model.CostParameters(message_s=max(0.0, message_s), row_s=max(0.0, row_s))
+
+
 class Form(msgspec.Struct, frozen=True):
     """CPU seconds to take a message in and to write what goes on, for each of `SIZES`."""
 
@@ -248,7 +262,7 @@ class Form(msgspec.Struct, frozen=True):
     def costs(self) -> capacity_model.CostParameters:
         taken, written = (
             # Weighed by size, so that the small messages tell the cost of a message.
-            capacity_model.fit([(1 / size, 1.0, seconds / size) for size, seconds in points.items()])
+            fit([(1 / size, 1.0, seconds / size) for size, seconds in points.items()])
             for points in (self.in_s, self.out_s)
         )
         return capacity_model.CostParameters(

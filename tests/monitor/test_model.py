@@ -177,13 +177,3 @@ def test_check_compares_the_worst_case_with_the_oldest_measured():
     assert capacity_model.check(11.0, [1.0, 10.0]).holds
     assert not capacity_model.check(13.0, [1.0, 10.0]).holds
     assert not capacity_model.check(7.0, [1.0, 10.0]).holds
-
-
-@given(st.floats(1e-6, 1e-2), st.floats(1e-7, 1e-3))
-def test_the_costs_are_found_again_from_measurements(message_s, row_s):
-    points = [(m, m * r, m * message_s + m * r * row_s) for m, r in ((1000, 1), (100, 10), (10, 1000))]
-    actual = capacity_model.fit(points)
-    assert actual.message_s == pytest.approx(message_s, rel=1e-3)
-    assert actual.row_s == pytest.approx(row_s, rel=1e-3)
-    with pytest.raises(errors.InvalidInput):
-        capacity_model.fit([(10, 10, 1), (20, 20, 2)])

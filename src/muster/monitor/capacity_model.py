@@ -207,17 +207,3 @@ def check(predicted_s: float, ages_s: Sequence[float]) -> ModelCheck:
     worst_s = max(ages_s)
     ratio = predicted_s / worst_s if worst_s > 0 else math.inf
     return ModelCheck(predicted_s, worst_s, ratio, abs(predicted_s - worst_s) <= TOLERANCE * worst_s)
-
-
-def fit(points: Sequence[tuple[float, float, float]]) -> CostParameters:
-    """Costs of a message and of a row from (messages, rows, CPU seconds), by least squares."""
-    if len(points) < 2:
-        raise errors.InvalidInput("at least two measurements with different rows per message are needed")
-    products = [(m * m, m * r, r * r, m * c, r * c) for m, r, c in points]
-    mm, mr, rr, mc, rc = (sum(values) for values in zip(*products, strict=True))
-    determinant = mm * rr - mr * mr
-    if determinant <= 1e-12 * mm * rr:
-        raise errors.InvalidInput("all messages have the same number of rows: the costs cannot be separated")
-    message_s = (mc * rr - rc * mr) / determinant
-    row_s = (rc * mm - mc * mr) / determinant
-    return CostParameters(message_s=max(0.0, message_s), row_s=max(0.0, row_s))

@@ -74,6 +74,31 @@ def as_of_moment(text: str | None) -> datetime.datetime | None:
     return None if at_ms is None else datetime.datetime.fromtimestamp(at_ms / 1000, datetime.UTC)
 
 
+def period_options(function: Any) -> Any:
+    """``--from``, ``--until``, ``--last`` and ``--as-of``; the command passes them to `period`."""
+    for option in (
+        as_of_option,
+        command.duration("--last", None, "Only rows of the last DURATION, such as 2h or 7d."),
+        click.option("--until", metavar="TIME", help="End time in ISO 8601."),
+        click.option("--from", "from_", metavar="TIME", help="Start time in ISO 8601."),
+    ):
+        function = option(function)
+    return function
+
+
+def period(
+    *, from_: str | None, until: str | None, last_s: float | None, as_of: str | None
+) -> dict[str, Any]:
+    """The fields of `HistorySearch`."""
+    if last_s and from_:
+        raise click.UsageError("give either --last or --from")
+    from_ms = alert.moment_ms(from_) if from_ else None
+    if last_s:
+        from_ms = int((time.time() - last_s) * 1000)
+    until_ms = alert.moment_ms(until) if until else None
+    return {"from_ms": from_ms, "to_ms": until_ms, "as_of": as_of_moment(as_of)}
+
+
 def resolve_root(invocation: command.Invocation, root: str | None) -> str:
     """The location of the history. `errors.NotFound` if there are no tables."""
     from muster.core import errors
@@ -148,10 +173,7 @@ def history() -> None:
     show_default=True,
     help="Table to search.",
 )
-@click.option("--from", "from_", metavar="TIME", help="Start time in ISO 8601.")
-@click.option("--until", metavar="TIME", help="End time in ISO 8601.")
-@command.duration("--last", None, "Only rows of the last DURATION, such as 2h or 7d.")
-@as_of_option
+@period_options
 @click.option("--columns", metavar="NAME,…", help="Columns to show.")
 @click.option("--of", metavar="COLUMN", help="Aggregate this column: count, mean, minimum, maximum.")
 @click.option("--by", default="", metavar="COLUMN,…", help="With --of: group by these columns.")
@@ -160,17 +182,15 @@ def history() -> None:
 @command.pass_invocation
 def search(
     invocation: command.Invocation,
+    /,
     query: str,
     kind: str,
-    from_: str | None,
-    until: str | None,
-    last_s: float | None,
-    as_of: str | None,
     columns: str | None,
     of: str | None,
     by: str,
     limit: int,
     root: str | None,
+    **between: Any,
 ) -> None:
     """Search the history of reports and alerts.
 
@@ -183,20 +203,13 @@ def search(
     from muster.pipeline.history import search as query_
 
     location = resolve_root(invocation, root)
-    if last_s and from_:
-        raise click.UsageError("give either --last or --from")
-    from_ms = alert.moment_ms(from_) if from_ else None
-    if last_s:
-        from_ms = int((time.time() - last_s) * 1000)
     shown = tuple(columns.split(",")) if columns else _SHOWN[kind] if invocation.printer.for_people else ()
     search_query = query_.HistorySearch(
         kind,
         query,
-        from_ms,
-        alert.moment_ms(until) if until else None,
-        tuple(name.removesuffix("?") for name in shown),
-        limit if limit > 0 else None,
-        as_of_moment(as_of),
+        columns=tuple(name.removesuffix("?") for name in shown),
+        limit=limit if limit > 0 else None,
+        **period(**between),
     )
     rows: list[dict[str, Any]] = []
     parts = tuple(filter(None, by.split(",")))
@@ -226,10 +239,7 @@ def search(
 )
 @click.argument("table", type=click.Choice(list(_SHOWN)))
 @click.option("--where", default="TRUE", metavar="PREDICATE", help="Only rows for which this is true.")
-@click.option("--from", "from_", metavar="TIME", help="Start time in ISO 8601.")
-@click.option("--until", metavar="TIME", help="End time in ISO 8601.")
-@command.duration("--last", None, "Only rows of the last DURATION, such as 2h or 7d.")
-@as_of_option
+@period_options
 @click.option("--columns", metavar="NAME,…", help="Columns to export (default: all).")
 @click.option(
     "--to",
@@ -241,15 +251,13 @@ def search(
 @command.pass_invocation
 def export(
     invocation: command.Invocation,
+    /,
     table: str,
     where: str,
-    from_: str | None,
-    until: str | None,
-    last_s: float | None,
-    as_of: str | None,
     columns: str | None,
     to: Path,
     root: str | None,
+    **between: Any,
 ) -> None:
     """Write rows of a table to a file: Parquet, CSV or JSON lines.
 
@@ -258,14 +266,8 @@ def export(
     from muster.pipeline.history import export as export_
     from muster.pipeline.history import search as query_
 
-    if last_s and from_:
-        raise click.UsageError("give either --last or --from")
-    from_ms = alert.moment_ms(from_) if from_ else None
-    if last_s:
-        from_ms = int((time.time() - last_s) * 1000)
     chosen = tuple(filter(None, (columns or "").split(",")))
-    until_ms = alert.moment_ms(until) if until else None
-    search_query = query_.HistorySearch(table, where, from_ms, until_ms, chosen, as_of=as_of_moment(as_of))
+    search_query = query_.HistorySearch(table, where, columns=chosen, **period(**between))
     location = resolve_root(invocation, root)
     with invocation.printer.waiting(f"exporting {table} to {to}"):
         count = export_.write(location, search_query, to)

@@ -20,6 +20,7 @@ from muster.pipeline import client as pipeline_client
 from muster.pipeline import protocol, settings
 from muster.pipeline.history import delta, tables
 from muster.pipeline.job import query, service, window_rows
+from muster.pipeline.job.driver import continuation
 from muster.testing.eventually import eventually
 from tests import disks
 from tests.pipeline import test_history, traffic
@@ -144,6 +145,28 @@ async def test_reports_become_system_reports_alerts_and_history(
         assert ("group:web", "firing") in await _alerts(bus, "peak")
         assert ("pipeline", "firing") in await _alerts(bus, "step-failing")
         assert ("group:web", "firing") in await _alerts(bus, "crowd")
+
+
+async def test_brokers_that_are_away_when_a_query_starts_do_not_end_the_pipeline(
+    broker, spark, tmp_path, monkeypatch
+):
+    follow, calls = continuation.Continuation.follow_shorter_streams, list[object]()
+
+    async def away_at_first(self: continuation.Continuation, *where: Any) -> bool:
+        calls.append(self)
+        if len(calls) == 1:
+            raise errors.TimedOut("the stream has no leader")
+        return await follow(self, *where)
+
+    monkeypatch.setattr(continuation.Continuation, "follow_shorter_streams", away_at_first)
+    await traffic.store(broker.url, traffic.body([traffic.report("web-1", 1, traffic.now_ms())]))
+    async with running(broker, spark, tmp_path) as ask:
+
+        async def counted() -> Any:
+            progress = await ask.progress()
+            return progress.total_rows == 1 and progress.counts["query-failed"] == 1
+
+        await eventually(counted, timeout_s=120)
 
 
 def check_what_spark_shows(spark: Any, progress: protocol.BatchProgress) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import functools
 import os
 import shutil
 import types
@@ -13,6 +14,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 from pyspark.sql.types import StructType
 
+from muster.bus import api
 from muster.bus.client import client
 from muster.bus.streams import snapshots
 from muster.core import errors
@@ -244,22 +246,25 @@ async def test_a_query_ends_when_its_stream_is_created_again(broker):
     async def latest_offset(reading: reader.BusStreamReader, start: dict[str, int]) -> dict[str, int]:
         return await asyncio.to_thread(reading.latestOffset, start, ReadMaxRows(10))
 
+    async def fetched(part: reader.SequenceRange) -> list[api.StoredMessage]:
+        return await reading._access.call(functools.partial(reading._fetch, part))
+
     reading, begun = reader_of_query(), {columns.REPORTS_STREAM: 2}
     await traffic.store(broker.url, *[b"x"] * 3)
     stored = await latest_offset(reading, begun)
     assert stored[columns.REPORTS_STREAM] == 3
     (part,) = reading.partitions(begun, stored)
     (repeated,) = reader_of_query().partitions(begun, stored)  # after a restart
-    assert len(await reading._fetch(part)) == 1
+    assert len(await fetched(part)) == 1
     async with await client.connect([broker.url], identity="admin") as bus:
         await bus.delete_stream(columns.REPORTS_STREAM)
     await traffic.store(broker.url, *[b"x"] * 4)
     for another in (reading, reader_of_query()):
         with pytest.raises(errors.Conflict, match="created again"):
             await latest_offset(another, stored)
-    for fetched in (part, repeated):
+    for planned in (part, repeated):
         with pytest.raises(errors.Conflict, match="created again"):
-            await reading._fetch(fetched)
+            await fetched(planned)
 
 
 @pytest.mark.slow

@@ -81,8 +81,9 @@ class CommitStateStore:
         with storage.translated(self._root):
             store = storage.filesystem(self._root)
             names = state_names(storage.names(store, ""))
-            for name in names[: names.index(self.name)]:
-                store.delete_file(name)
+            if self.name in names:  # otherwise it could not be saved yet, and the former ones are needed
+                for name in names[: names.index(self.name)]:
+                    store.delete_file(name)
 
 
 def state_names(names: Iterable[str]) -> list[str]:

@@ -351,17 +351,11 @@ class PipelineService:
         try:
             wait_s = 1.0
             while not self._stop.is_set():
-                if await self._continuation.follow_shorter_streams(self._bus, self._committer.clock_ms):
-                    self._parallelism = None
-                    self._committer.follow(self._continuation.label.run)
-                    self._committer.count(STREAM_SHORTER)
-                query = await asyncio.to_thread(self._start_query, spark)
-                self._stages.end("query")
                 started = time.monotonic()
                 try:
-                    reason = await self._watch(query)
-                finally:
-                    await asyncio.to_thread(job_query.stop, query)
+                    reason = await self._run_once(spark)
+                except errors.Unavailable as error:  # of the brokers or the storage: they may be back soon
+                    reason = str(error)
                 if reason is None:
                     break
                 if reason == TRANSFERRED:
@@ -390,6 +384,19 @@ class PipelineService:
                 wait_s = min(2 * wait_s, RESTART_WAIT_MAX_S)
         finally:
             await self._tasks.close()
+
+    async def _run_once(self, spark: SparkSession) -> str | None:
+        """Run the query until the service stops (None) or the query ended by itself (the reason)."""
+        if await self._continuation.follow_shorter_streams(self._bus, self._committer.clock_ms):
+            self._parallelism = None
+            self._committer.follow(self._continuation.label.run)
+            self._committer.count(STREAM_SHORTER)
+        query = await asyncio.to_thread(self._start_query, spark)
+        self._stages.end("query")
+        try:
+            return await self._watch(query)
+        finally:
+            await asyncio.to_thread(job_query.stop, query)
 
     def _not_maintained(self, error: Exception) -> None:
         self._committer.count("not-compacted")
@@ -495,7 +502,7 @@ class PipelineService:
         )
 
     async def _watch(self, query: StreamingQuery) -> str | None:
-        """Wait until the service stops (None) or the query ended by itself (the reason)."""
+        """As `_run_once`."""
         seen, begun_s = -1, time.monotonic()
         is_planned = self._given_spark is not None
         while not self._stop.is_set():

@@ -18,11 +18,13 @@ connection has to be maintained between calls.
 from __future__ import annotations
 
 import asyncio
+import functools
 import ssl
 import time
-from collections.abc import AsyncIterator, Iterator, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -36,7 +38,6 @@ from pyspark.sql.types import StructType
 
 from muster import connection
 from muster.bus import api
-from muster.bus.client import client
 from muster.core import errors
 from muster.core.reports import columns
 from muster.pipeline.source import rows, shard_keys
@@ -46,6 +47,7 @@ PATIENCE_S = 20.0
 RETRY_S = 0.5
 FETCHED = 200  # messages that are held at once: some 100 MB with thousands of reports each
 REPORTS, SHARDS = "reports", "shards"  # payloads
+T = TypeVar("T")
 CREATED = " created"  # ends the key of a stream's creation time in an offset
 
 
@@ -63,17 +65,19 @@ class StreamAccess:
     credentials: credentials_.Credentials | None = field(default=None, repr=False)
     ca: str | None = field(default=None, repr=False)
 
-    async def connect(self) -> client.NatsBus:
-        """Connect with retries: a failed call ends the query, and brokers recover within seconds."""
+    async def call(self, work: Callable[[api.Bus], Awaitable[T]]) -> T:
+        """The result of ``work`` with a connection of its own, which is repeated for some time if the brokers
+        are not available: a failed call ends the query, and brokers recover within seconds."""
         deadline_s = time.monotonic() + PATIENCE_S
         while True:
             try:
-                return await connection.connect(
+                async with await connection.connect(
                     self.servers or None,
                     creds=self._newest_credentials(),
                     identity=None if self.credentials else "spark",
                     tls=ssl.create_default_context(cadata=self.ca) if self.ca else None,
-                )
+                ) as bus:
+                    return await work(bus)
             except errors.Unavailable:
                 if time.monotonic() > deadline_s:
                     raise
@@ -212,9 +216,11 @@ class BusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._decoder is not None:
             name, first, last = partition.stream, partition.first, partition.last
             for part in _split(name, first, last, -(-(last - first + 1) // FETCHED), partition.created_ns):
-                yield from self._decoder.decode(asyncio.run(self._fetch(part)))
+                yield from self._decoder.decode(
+                    asyncio.run(self._access.call(functools.partial(self._fetch, part)))
+                )
             return
-        messages = asyncio.run(self._fetch(partition))
+        messages = asyncio.run(self._access.call(functools.partial(self._fetch, partition)))
         yield from shard_keys.with_shard_key(
             messages,
             self._keys,
@@ -224,35 +230,33 @@ class BusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             folder=self._folder,
         )
 
-    async def _fetch(self, part: SequenceRange) -> list[api.StoredMessage]:
-        async with await self._access.connect() as bus:
-            stream = await bus.open_stream(part.stream)
-            try:
-                messages = [message async for message in stream.read(part.first, part.last)]
-            except errors.NotFound:
-                if self._fail_on_loss:
-                    raise
-                messages = [message async for message in _remaining(stream, part)]
-            # A stream that was created again meanwhile may already have as many messages.
-            if part.created_ns and (await stream.state()).created_ns != part.created_ns:
-                raise _created_again(part.stream)
-            return messages
+    async def _fetch(self, part: SequenceRange, bus: api.Bus) -> list[api.StoredMessage]:
+        stream = await bus.open_stream(part.stream)
+        try:
+            messages = [message async for message in stream.read(part.first, part.last)]
+        except errors.NotFound:
+            if self._fail_on_loss:
+                raise
+            messages = [message async for message in _remaining(stream, part)]
+        # A stream that was created again meanwhile may already have as many messages.
+        if part.created_ns and (await stream.state()).created_ns != part.created_ns:
+            raise _created_again(part.stream)
+        return messages
 
     def _last_sequences(self) -> dict[str, int]:
         return {name: state.last_sequence for name, state in self._states().items()}
 
     def _states(self) -> dict[str, api.StreamState]:
-        return asyncio.run(self._query_states())
+        return asyncio.run(self._access.call(self._query_states))
 
-    async def _query_states(self) -> dict[str, api.StreamState]:
+    async def _query_states(self, bus: api.Bus) -> dict[str, api.StreamState]:
         states: dict[str, api.StreamState] = {}
-        async with await self._access.connect() as bus:
-            for name in self._streams:
-                try:
-                    states[name] = await (await bus.open_stream(name)).state()
-                except errors.NotFound:
-                    if not self._wait_for_missing:
-                        raise
+        for name in self._streams:
+            try:
+                states[name] = await (await bus.open_stream(name)).state()
+            except errors.NotFound:
+                if not self._wait_for_missing:
+                    raise
         return states
 
 

@@ -15,6 +15,7 @@ Options: ``servers``, ``credentials`` and ``ca`` as for the source.  The role ``
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 
@@ -46,25 +47,22 @@ class BusStreamWriter(DataSourceStreamArrowWriter):
         """Runs on an executor, once for each partition."""
         rows = [row for batch in iterator for row in batch.to_pylist()]
         if rows:
-            asyncio.run(self._publish([_outgoing(row) for row in rows]))
+            outgoing = [_outgoing(row) for row in rows]
+            asyncio.run(self._access.call(functools.partial(self._publish, outgoing)))
         return WriteCommit(len(rows))
 
-    async def _publish(self, outgoing: Sequence[api.OutgoingMessage]) -> None:
-        async with await self._access.connect() as bus:
-            if self._stream:
-                stream = await bus.open_stream(self._stream)
-                async with asyncio.TaskGroup() as group:  # concurrent publications share the sync
-                    for message in outgoing:
-                        group.create_task(
-                            stream.publish(message.subject, message.data, message_id=message.message_id)
-                        )
-                return
-            for message in outgoing:
-                headers = {"Nats-Msg-Id": message.message_id} if message.message_id else None
-                await bus.publish(message.subject, message.data, headers=headers)
-            await bus.flush()
-            if bus.statistics().violations:
-                raise errors.Forbidden(f"{bus.identity} may not publish to all topics of the rows")
+    async def _publish(self, outgoing: Sequence[api.OutgoingMessage], bus: api.Bus) -> None:
+        if self._stream:
+            stream = await bus.open_stream(self._stream)
+            publishing = (stream.publish(m.subject, m.data, message_id=m.message_id) for m in outgoing)
+            await asyncio.gather(*publishing)  # they share the sync
+            return
+        for message in outgoing:
+            headers = {"Nats-Msg-Id": message.message_id} if message.message_id else None
+            await bus.publish(message.subject, message.data, headers=headers)
+        await bus.flush()
+        if bus.statistics().violations:
+            raise errors.Forbidden(f"{bus.identity} may not publish to all topics of the rows")
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """Nothing to do: the rows are already published."""

@@ -14,13 +14,13 @@ import pytest
 
 from muster.app import domain, home, identities
 from muster.app.brokers import broker_set
-from muster.app.components import component, context
+from muster.app.components import component, context, information_nodes
 from muster.bus import api
 from muster.bus.brokers import broker, config, control, network
 from muster.bus.client import client
 from muster.bus.http import client as http_client
 from muster.bus.http import server
-from muster.core import errors, topics
+from muster.core import errors, health, topics
 from muster.supervision import tasks
 from muster.testing.eventually import eventually
 from muster.trust.permissions import roles
@@ -391,3 +391,16 @@ async def test_a_leaf_tree_carries_messages_from_leaf_to_leaf(made):
             await far.subscribe("topic.x") as subscription,
         ):
             await crosses(near, "topic.x", subscription)
+
+
+async def test_an_information_node_that_ends_again_and_again_has_failed(made, monkeypatch):
+    def broken(*_: object) -> None:
+        raise errors.Unavailable("its view cannot be opened")
+
+    monkeypatch.setattr(information_nodes, "_config", broken)
+    monkeypatch.setattr(information_nodes, "START_S", 0.1)
+    settings = made(inform__nodes=1)
+    nodes = information_nodes.InformationNodesComponent(settings.inform)
+    async with domain.Domain(settings, components=[nodes]):
+        await eventually(lambda: nodes.health().state is health.HealthState.FAILED, timeout_s=60)
+        assert "times in a row: its view cannot be opened" in nodes.health().reason

@@ -311,6 +311,11 @@ def test_a_gateway_checks_logins_and_its_documents_end_with_them(tmp_path: Path)
     page = first.admission.page("b", -1, "", trust.passwords().digest())
     trust.passwords().adopt(page.logins or {})
     assert trust.passwords().names() == ["alice"]
+    with pytest.raises(errors.Refused, match="on the machine that signs"):
+        trust.passwords().set("alice", roles.Role.USER, "another password")
+    with pytest.raises(errors.Refused, match="on the machine that signs"):
+        trust.passwords().remove("alice")
+    assert trust.passwords().check("alice", "correct horse").role is roles.Role.USER
 
     document = first.admission.login("b", "alice", "viewer", key)
     assert first.trust.check(document).name == "alice"

@@ -8,6 +8,7 @@ import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from muster.app import domain, enrolment, home
@@ -166,7 +167,8 @@ async def test_three_machines_replicate_refuse_revoked_identities_and_replace_a_
         assert kept == {"secrets.key"}
         assert not (machines.folder / name / "fleet/certs/ca.pem").exists()
         assert machines.keyring(name).key_of_secrets().public == machines.keyring().key_of_secrets().public
-    spent = join_client.join(home.Home(machines.folder / "d"), issued, machines.choices("b"), waiting=print)
+    taken = msgspec.structs.replace(machines.choices("d"), name="b", zone="b")
+    spent = join_client.join(home.Home(machines.folder / "d"), issued, taken, waiting=print)
     with pytest.raises(errors.Conflict, match="has a machine 'b' already"):
         await spent
 

@@ -52,6 +52,7 @@ class LoginIdentities:
 
     def __init__(self, trust: keyring.Keyring) -> None:
         self._roles = IdentityRoles(trust)
+        self._trust = trust
         self.provide = trust.provide_login
 
     def role(self, name: str, role: roles.Role) -> roles.Role:
@@ -69,6 +70,7 @@ class LoginIdentities:
 
     def prepare(self, name: str, role: roles.Role) -> None:
         """Have an identity for a login with this role; `errors.Conflict` if the login would be wider."""
+        self.check_changes()
         identity = self.provide(name, role)
         if identity.status != "valid":
             raise errors.Conflict(f"{name!r} is {identity.status}", hint=f"`muster creds issue {name}` first")
@@ -76,4 +78,12 @@ class LoginIdentities:
             raise errors.Conflict(
                 f"{name!r} has the role {identity.role}: its login cannot have the wider role {role}",
                 hint=f"`muster creds revoke {name}`, then `muster creds issue {name} --role {role}`",
+            )
+
+    def check_changes(self) -> None:
+        """`errors.Refused` on a machine that joined: those of the first machine replace its logins."""
+        if self._trust.of_machine:
+            raise errors.Refused(
+                "logins are changed on the machine that signs accounts",
+                hint="a gateway here knows them a second later",
             )

@@ -113,6 +113,8 @@ class NodeProcess:
 
     def health(self) -> http_health.HealthReport:
         if self.child.state is not children.ChildState.RUNNING or not self.ready.is_set():
+            if self.child.is_crash_looping:
+                return http_health.HealthReport(health.HealthState.FAILED, self.child.describe_loop())
             return http_health.HealthReport(health.HealthState.LATE, self.child.reason or "starting")
         if not self.child.is_responding:
             return http_health.HealthReport(health.HealthState.LATE, f"{self._identity} does not respond")

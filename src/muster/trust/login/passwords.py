@@ -277,6 +277,8 @@ class PasswordStore:
         return msgspec.structs.replace(record, role=role, administers=administers)
 
     def remove(self, name: str) -> None:
+        if self.identities is not None:
+            self.identities.check_changes()
         self.get(name)
         self._path(name).unlink(missing_ok=True)
 

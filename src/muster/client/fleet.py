@@ -172,13 +172,14 @@ class AsyncFleet:
                 await session.end_input()
 
         async with self._client.run_inside(name, *command) as session:
-            writing = asyncio.create_task(write())
             try:
-                async for number, part in session.output():
-                    received[number] += part
-            finally:
-                writing.cancel()
-                await asyncio.gather(writing, return_exceptions=True)
+                async with asyncio.TaskGroup() as group:
+                    writing = group.create_task(write())
+                    async for number, part in session.output():
+                        received[number] += part
+                    writing.cancel()
+            except BaseExceptionGroup as failed:
+                raise failed.exceptions[0] from None
         assert session.exit_code is not None
         return CompletedCommand(session.exit_code, bytes(received[1]), bytes(received[2]))
 

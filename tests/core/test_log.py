@@ -96,6 +96,22 @@ def test_the_trace_of_the_running_task_is_attached(stream: io.StringIO) -> None:
     assert "trace_id" not in outside
 
 
+def test_an_event_that_clients_repeat_does_not_displace_others(
+    stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events, now_s = log.EventLog("manage"), 0.0
+    monkeypatch.setattr(log.time, "monotonic", lambda: now_s)
+    for number in range(3000):
+        events.warning("bad-event", number=number)
+    events.warning("other")
+    now_s = 1.0
+    events.warning("bad-event")
+    written = [json.loads(line) for line in lines(stream)]
+    assert [line["event"] for line in written].count("bad-event") == 1001
+    assert [line["event"] for line in written].count("other") == 1
+    assert written[-1]["omitted"] == 2000
+
+
 def test_undoing_restores_what_was() -> None:
     logger = logging.getLogger("muster")
     before = (logger.level, logger.propagate, list(logger.handlers))

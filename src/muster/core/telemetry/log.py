@@ -9,7 +9,8 @@ each.  It is a thin layer on the standard library's logging: a host program that
 logger ``muster`` as any other, or calls `configure`.
 
 An event is one line, whatever its facts contain, and a fact is truncated to 2,000 characters. The stack of an
-error follows it.
+error follows it. Clients choose how often some events happen: of one event `REPEATED` lines are written, and
+the next one says how many were ``omitted``, so a client cannot displace older lines.
 """
 
 from __future__ import annotations
@@ -17,16 +18,18 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 import msgspec
 
-from muster.core import errors
+from muster.core import errors, leaky_buckets
 from muster.core.telemetry import otlp, trace
 
 ROOT = "muster"
 MAX_FACT_CHARACTERS = 2000
+REPEATED = leaky_buckets.BucketBudget(1_000, 0.1)
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _COLOURS = {logging.DEBUG: "2", logging.WARNING: "33", logging.ERROR: "31"}
@@ -81,6 +84,7 @@ def configure(stream: TextIO, *, level: str = "info", form: str = "auto") -> Cal
     terminal = stream.isatty()
     handler = logging.StreamHandler(stream)
     handler.addFilter(_add_trace)
+    handler.addFilter(_RepetitionFilter().admit)
     text = form == "text" or (form == "auto" and terminal)
     handler.setFormatter(TextFormatter(colours=terminal) if text else JsonFormatter())
     logger = logging.getLogger(ROOT)
@@ -101,6 +105,22 @@ def _add_trace(record: logging.LogRecord) -> bool:
     """Here, in the task that writes, and not in the formatter, which may run in another thread."""
     record.trace = trace.current.get()
     return True
+
+
+class _RepetitionFilter:
+    def __init__(self) -> None:
+        self._buckets: leaky_buckets.LeakyBuckets[str] = leaky_buckets.LeakyBuckets(REPEATED)
+        self._omitted: Counter[str] = Counter()
+
+    def admit(self, record: logging.LogRecord) -> bool:
+        event, now_s = f"{record.name} {record.msg}", time.monotonic()
+        if self._buckets.wait_s(event, now_s):
+            self._omitted[event] += 1
+            return False
+        self._buckets.add(event, now_s)
+        if omitted := self._omitted.pop(event, 0):
+            record.facts = {**getattr(record, "facts", {}), "omitted": omitted}
+        return True
 
 
 def _facts(record: logging.LogRecord) -> Mapping[str, Any]:

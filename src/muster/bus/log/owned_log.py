@@ -280,6 +280,7 @@ class OwnedLog:
     async def own(self, epoch: int) -> None:
         """Become the owner: read to the end and fence the former owner. `NotOwner` if the log has a higher
         epoch already."""
+        await self.resign()
         following, self._following = self._following, None
         try:
             if following is not None:

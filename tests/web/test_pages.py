@@ -253,6 +253,21 @@ async def test_a_message_is_sent_read_and_moved(furnished, visit):
     assert "Failed" in await here.page.inner_text(".notice.bad[role=alert]")
 
 
+async def test_times_are_those_of_the_reader(furnished, visit):
+    shown = {}
+    for zone in ("UTC", "Asia/Kolkata"):
+        here = await visit("olga", timezone_id=zone)
+        await here.open("/resource?name=kept")
+        await here.live()
+        time = here.page.locator("#facts time")
+        await time.wait_for()
+        shown[zone] = (await time.inner_text(), await time.get_attribute("title"))
+    (utc, title), (local, title_there) = shown.values()
+    minutes = [int(text[-8:-6]) * 60 + int(text[-5:-3]) for text in (utc, local)]
+    assert ((minutes[1] - minutes[0]) % 1440, title) == (330, title_there)
+    assert utc in title
+
+
 async def test_the_keyboard_reaches_everything_and_the_theme_is_kept(furnished, visit):
     here = await visit("olga")
     await here.open("/")
@@ -388,7 +403,8 @@ async def test_a_viewer_sees_no_actions(furnished, visit):
         if path == "/logins":
             continue
         await viewer.open(path)
-        assert await viewer.page.locator("form[action^='/do/']").count() == 0, path
+        forms = "form[action^='/do/']" + (":not([action$='-token'])" if path == "/tokens" else "")  # its own
+        assert await viewer.page.locator(forms).count() == 0, path
     answer = await viewer.page.goto(f"{furnished.url}/logins")
     assert answer.status == 403
     assert "The role admin is required" in await viewer.page.inner_text("main")

@@ -803,6 +803,7 @@ OWN = ("create-token",)  # a viewer may have tokens of its own
 def test_no_form_is_accepted_without_its_token_or_from_a_viewer(lab):
     with browsing(lab, "vera") as browser:
         token = browser.get("/").text.split('name="form" value="', 1)[1].split('"', 1)[0]
+        assert all(f'"/do/{act}"' in browser.get("/tokens").text for act in OWN)
         for act in forms.ACTS:
             forged = browser.post(f"/do/{act}", data={**FIELDS, "form": "guess", "back": "/find"})
             assert forged.status_code == 403, act

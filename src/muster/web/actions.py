@@ -141,6 +141,6 @@ def _interface(kind: sessions.TokenKind) -> str:
 def require_role(session: sessions.LoginSession, needed: sessions.WebRole, what: str) -> None:
     if not session.role.covers(needed):
         raise errors.Forbidden(
-            f"{session.name} has the role {session.role.value}, which does not permit: {what}",
+            f"the role {session.role.value} of {session.name} does not permit: {what}",
             hint=f"the role {needed.value} is required",
         )

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from muster.bus import api
 from muster.core import errors
-from muster.inform import client, protocol, rows, service_entries
+from muster.inform import client, protocol, rows
 from muster.trust.permissions import roles
 from muster.web.auth import sessions
 from muster.web.data import bus_feed
@@ -37,7 +37,7 @@ class ContextQueries:
         role = roles.Role.OPERATOR if operates else roles.Role.VIEWER
         return await self._feed.link.as_person(person.name, role)
 
-    async def _read(
+    async def read(
         self, person: sessions.LoginSession, ask: Callable[[client.InformClient], Awaitable[T]]
     ) -> T:
         """Read with the person's identity and without the cache: the information node checks permissions."""
@@ -46,19 +46,6 @@ class ContextQueries:
                 return await ask(self._inform(await self._as(person)))
         except TimeoutError as error:
             raise errors.TimedOut("no reply in time") from error
-
-    async def contexts(
-        self, person: sessions.LoginSession, where: str, *, limit: int = 100, after: str = ""
-    ) -> rows.ContextPage:
-        result = await self._read(
-            person, lambda inform: inform.find(where or "TRUE", limit=limit, after=after, within_s=READ_S)
-        )
-        return rows.ContextPage(items=list(map(rows.context_row, result.contexts)), **_missing(result))
-
-    async def context(
-        self, person: sessions.LoginSession, key: str, *, max_staleness_s: float | None = None
-    ) -> protocol.Context:
-        return await self._read(person, lambda inform: inform.get(key, max_staleness_s=max_staleness_s))
 
     async def watch(
         self, person: sessions.LoginSession, key: str, *, after_version: int
@@ -81,7 +68,7 @@ class ContextQueries:
     async def context_history(
         self, person: sessions.LoginSession, key: str, *, after: int, limit: int | None
     ) -> rows.ContextHistoryPage:
-        history = await self._read(person, lambda inform: inform.history(key, after_version=after))
+        history = await self.read(person, lambda inform: inform.history(key, after_version=after))
         changes = history.changes[:limit]
         more = len(history.changes) > len(changes)
         return rows.ContextHistoryPage(
@@ -89,33 +76,3 @@ class ContextQueries:
             complete=history.complete,
             next=str(changes[-1].version) if more else None,
         )
-
-    async def entries(
-        self, person: sessions.LoginSession, where: str, *, limit: int, after: str
-    ) -> rows.ServiceEntryPage:
-        result = await self._read(
-            person,
-            lambda inform: service_entries.ServiceEntries(inform).search(
-                where, limit=limit, after=after, within_s=READ_S
-            ),
-        )
-        entries = [
-            rows.entry_row(service_entries.from_context(context), context.source)
-            for context in result.contexts
-        ]
-        return rows.ServiceEntryPage(items=entries, **_missing(result))
-
-    async def entry(self, person: sessions.LoginSession, id: str) -> rows.ServiceEntryRow:
-        return rows.entry_row(
-            await self._read(person, lambda inform: service_entries.ServiceEntries(inform).get(id))
-        )
-
-
-def _missing(result: protocol.FindResult) -> dict[str, Any]:
-    """The end of a page of a search, and the parts that are missing."""
-    return {
-        "next": result.reached if result.more else None,
-        "silent": result.silent,
-        "failed": result.failed,
-        "cut": result.cut,
-    }

@@ -12,10 +12,12 @@ from pydantic import Field
 from muster.core import errors
 from muster.inform import client, protocol, rows, service_entries
 from muster.web import request_state
+from muster.web.data import bus_feed
 from muster.web.rest import base, route
 from muster.web.rest.base import StrictBody
 
 router = route.RouteTable("contexts")
+READ_S = bus_feed.READ_S
 
 Key = Annotated[
     str, Path(min_length=1, max_length=512, description="Key of the context; it may contain `/`.")
@@ -83,14 +85,26 @@ async def _write(call: request_state.Call, what: str, key: str, if_match: str | 
 async def contexts(
     call: request_state.Call, where: base.Where = "", limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
 ) -> rows.ContextPage:
-    return await call.source.inform.contexts(call.person, where, limit=limit, after=cursor)
+    found = await call.source.inform.read(
+        call.person,
+        lambda inform: inform.find(where or "TRUE", limit=limit, after=cursor, within_s=READ_S),
+    )
+    return rows.ContextPage(items=list(map(rows.context_row, found.contexts)), **_rest(found))
+
+
+def _rest(found: protocol.FindResult) -> dict[str, Any]:
+    """The end of a page of a search, and the parts that are missing."""
+    end = found.reached if found.more else None
+    return {"next": end, "silent": found.silent, "failed": found.failed, "cut": found.cut}
 
 
 @router.of("GET /contexts/{key:text}", "Read a context")
 async def context(
     call: request_state.Call, key: Key, max_staleness_s: MaxStaleness = None
 ) -> route.Versioned[rows.ContextRow]:
-    current = await call.source.inform.context(call.person, key, max_staleness_s=max_staleness_s)
+    current = await call.source.inform.read(
+        call.person, lambda inform: inform.get(key, max_staleness_s=max_staleness_s)
+    )
     return route.Versioned(rows.context_row(current), current.version)
 
 
@@ -159,7 +173,16 @@ async def nodes(call: request_state.Call) -> list[protocol.NodeInfo]:
 async def entries(
     call: request_state.Call, where: base.Where = "", limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
 ) -> rows.ServiceEntryPage:
-    return await call.source.inform.entries(call.person, where, limit=limit, after=cursor)
+    found = await call.source.inform.read(
+        call.person,
+        lambda inform: service_entries.ServiceEntries(inform).search(
+            where, limit=limit, after=cursor, within_s=READ_S
+        ),
+    )
+    listed = [
+        rows.entry_row(service_entries.from_context(context), context.source) for context in found.contexts
+    ]
+    return rows.ServiceEntryPage(items=listed, **_rest(found))
 
 
 EntryId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_.:-]{1,200}$")]
@@ -167,8 +190,10 @@ EntryId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_.:-]{1,200}$")]
 
 @router.of("GET /services/{id}", "Read a service entry")
 async def entry(call: request_state.Call, id: EntryId) -> route.Versioned[rows.ServiceEntryRow]:
-    current = await call.source.inform.entry(call.person, id)
-    return route.Versioned(current, current.version)
+    current = await call.source.inform.read(
+        call.person, lambda inform: service_entries.ServiceEntries(inform).get(id)
+    )
+    return route.Versioned(rows.entry_row(current), current.version)
 
 
 @router.of("PUT /services/{id}", "Save a service entry")

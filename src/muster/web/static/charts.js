@@ -25,8 +25,10 @@
     const at = new Date(s * 1000 - new Date(s * 1000).getTimezoneOffset() * 60000);
     return at.toISOString().slice(0, 19);
   };
+  let home = range.last || "15m";  // to which one returns after zooming
   const choose = (chosen) => {
     range = chosen;
+    home = range.last || home;
     try { sessionStorage.setItem("muster-range", JSON.stringify(range)); } catch { /* not kept */ }
     const address = new URL(location.href);
     for (const name of ["last", "from", "to"]) address.searchParams.delete(name);
@@ -53,7 +55,7 @@
   last.addEventListener("change", () => choose({last: last.value}));
   live.addEventListener("click", () => {
     if (range.last) choose({from: Math.round(bounds()[0]), to: Math.round(bounds()[1])});
-    else choose({last: "15m"});
+    else choose({last: home});
   });
 
   // Values and times
@@ -216,7 +218,7 @@
     for (const place of document.querySelectorAll("figure.plot")) {
       if (!plots.has(place)) {
         plots.set(place, {at: 0});
-        place.addEventListener("dblclick", () => choose({last: "15m"}));
+        place.addEventListener("dblclick", () => choose({last: home}));
         place.addEventListener("mouseleave", () => setTimeout(() => plots.forEach(({u}) => u && newest(u))));
         place.addEventListener("keydown", (event) => step(event, place));
       }
@@ -231,7 +233,7 @@
   const step = (event, place) => {
     const {u} = plots.get(place) || {};
     const by = {ArrowLeft: -1, ArrowRight: 1}[event.key];
-    if (event.key === "Escape") choose({last: "15m"});
+    if (event.key === "Escape") choose({last: home});
     if (!u || !by || !u.data[0].length) return;
     event.preventDefault();
     const count = u.data[0].length;

@@ -84,8 +84,8 @@
     finding = setTimeout(async () => {
       const text = find.value.trim();
       if (text.length < 2) { close(find); return; }
-      const answer = await fetch("/api/v1/find?q=" + encodeURIComponent(text), {credentials: "same-origin"});
-      if (!answer.ok || find.value.trim() !== text || document.activeElement !== find) return;
+      const answer = await fetch("/api/v1/find?q=" + encodeURIComponent(text), {credentials: "same-origin"}).catch(() => null);
+      if (!answer?.ok || find.value.trim() !== text || document.activeElement !== find) return;
       const {items} = await answer.json();
       offer(find, items.slice(0, 12).map(({name, kind, page}) => [name, kind, page]), (page) => { location.href = page; });
     }, 200);
@@ -139,7 +139,7 @@
   const check = async (editor) => {
     const manifest = editor.elements.manifest.value, status = editor.querySelector("[role=status]");
     const headers = {"Content-Type": "application/json", "X-CSRF-Token": editor.elements.form.value};
-    const answer = manifest.trim() && await fetch("/api/v1/plans", {method: "POST", headers, credentials: "same-origin", body: JSON.stringify({manifest})});
+    const answer = manifest.trim() && await fetch("/api/v1/plans", {method: "POST", headers, credentials: "same-origin", body: JSON.stringify({manifest})}).catch(() => null);
     const plan = answer && await answer.json();
     if (editor.elements.manifest.value !== manifest) return;
     const counts = {};

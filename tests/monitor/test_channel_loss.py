@@ -6,6 +6,7 @@ import collections
 import time
 
 from muster.core.reports import packed
+from muster.monitor import settings
 from muster.monitor.sensor import sensor
 from muster.pipeline.fleet import blocks, rollups, state
 from muster.testing.eventually import eventually
@@ -32,10 +33,8 @@ async def test_the_children_of_a_dead_channel_move_within_two_periods_and_nothin
     running = []
     for number in range(SENSORS):
         bus = await connect(f"m{number}")
-        options = sensor.SensorOptions(
-            buffer_dir=tmp_path / bus.identity, period_s=PERIOD_S, channels=("c1", "c2")
-        )
-        running.append(sensor.Sensor(bus, options))
+        options = settings.SensorSettings(intake=False, period_s=PERIOD_S, channels=("c1", "c2"))
+        running.append(sensor.Sensor(bus, options, tmp_path / bus.identity))
         await running[-1].start()
     try:
         await eventually(

@@ -8,6 +8,7 @@ from muster.app.components import factories
 from muster.core import errors
 from muster.core.settings import loader
 from muster.monitor import client, protocol
+from muster.monitor import settings as monitor_settings
 from muster.monitor.sensor import sensor
 from muster.testing.eventually import eventually
 from muster.trust.permissions import roles
@@ -30,9 +31,9 @@ async def test_a_domain_reports_itself_and_an_agent_beside_it(tmp_path):
     settings = loader.load(app_settings.Settings, flags=flags)
     async with domain.Domain(settings, components=factories.components(settings)) as running:
         agent = await running.connect("web-7", roles.Role.AGENT)
-        other = sensor.SensorOptions(buffer_dir=tmp_path / "buffer", period_s=0.2, group="web")
+        other = monitor_settings.SensorSettings(intake=False, period_s=0.2, group="web")
         operator = await running.connect("op", roles.Role.OPERATOR)
-        async with agent, operator, sensor.Sensor(agent, other):
+        async with agent, operator, sensor.Sensor(agent, other, tmp_path / "buffer"):
 
             async def machines():
                 try:

@@ -6,14 +6,17 @@ import asyncio
 import collections
 
 from muster.bus import api
+from muster.monitor import settings
 from muster.monitor.sensor import sensor
 from muster.testing.eventually import eventually
+
+OPTIONS = settings.SensorSettings(intake=False, period_s=0.1)
 
 
 async def test_without_a_broker_a_channel_and_a_sensor_end_at_once(broker, connect, channel, tmp_path):
     started = await channel("c1")
     bus = await connect("m1")
-    async with sensor.Sensor(bus, sensor.SensorOptions(buffer_dir=tmp_path, period_s=0.1)) as running:
+    async with sensor.Sensor(bus, OPTIONS, tmp_path) as running:
         await eventually(lambda: running.sent)
         await broker.kill()
         await eventually(lambda: bus.state is not api.ConnectionState.CONNECTED)
@@ -27,8 +30,7 @@ async def test_a_broker_killed_under_load_costs_no_report(broker, connect, chann
     buses = [await connect(f"m{number}") for number in range(5)]
     running = []
     for bus in buses:
-        options = sensor.SensorOptions(buffer_dir=tmp_path / bus.identity, period_s=0.1)
-        running.append(sensor.Sensor(bus, options))
+        running.append(sensor.Sensor(bus, OPTIONS, tmp_path / bus.identity))
         await running[-1].start()
     try:
         await eventually(lambda: all(entry.sent > 3 for entry in running))

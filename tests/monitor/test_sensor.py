@@ -16,25 +16,27 @@ from typing import Any
 import psutil
 import pytest
 
+from muster.bus import api
 from muster.bus.http import server as http_server
 from muster.core import errors, health, messages
 from muster.core.reports import packed
 from muster.core.telemetry import metrics
-from muster.monitor import client, report_xml
+from muster.monitor import client, report_xml, settings
 from muster.monitor.sensor import host_metrics, sensor, service_reports
 from muster.testing.eventually import eventually
 from tests.monitor import test_services
 
 
-def settings(folder: pathlib.Path, **more: Any) -> sensor.SensorOptions:
-    return sensor.SensorOptions(**{"buffer_dir": folder / "buffer", "period_s": 0.1, "group": "web", **more})
+def made(bus: api.Bus, folder: pathlib.Path, **more: Any) -> sensor.Sensor:
+    chosen = settings.SensorSettings(**{"period_s": 0.1, "group": "web", "intake": False, **more})
+    return sensor.Sensor(bus, chosen, folder / "buffer")
 
 
 async def test_a_sensor_reports_its_machine_and_named_processes(connect, channel, rows, tmp_path):
     await channel("c1")
     bus = await connect("m1")
-    processes = {"tests": "pytest", "nobody": "no process is called this"}
-    async with sensor.Sensor(bus, settings(tmp_path, processes=processes, zone="z1")):
+    processes = ("tests=pytest", "nobody=no process is called this")
+    async with made(bus, tmp_path, processes=processes, zone="z1"):
 
         async def third():
             actual = await rows(bus)
@@ -99,7 +101,7 @@ async def test_the_load_is_that_since_the_last_sample_in_whichever_thread_it_was
 
 async def test_buffered_reports_are_sent_once_and_in_order(connect, channel, rows, tmp_path):
     bus = await connect("m1")
-    async with sensor.Sensor(bus, settings(tmp_path)) as running:
+    async with made(bus, tmp_path) as running:
         await eventually(lambda: running.buffered >= 5)
         await channel("c1")
         await eventually(lambda: running.buffered == 0 and running.sent > 8)
@@ -116,9 +118,9 @@ async def test_buffered_reports_are_sent_once_and_in_order(connect, channel, row
 
 async def test_a_restarted_sensor_sends_what_the_one_before_left(connect, channel, rows, tmp_path):
     bus = await connect("m1")
-    async with sensor.Sensor(bus, settings(tmp_path)) as first:
+    async with made(bus, tmp_path) as first:
         await eventually(lambda: first.buffered >= 3)
-    async with sensor.Sensor(bus, settings(tmp_path)) as second:
+    async with made(bus, tmp_path) as second:
         assert second.buffered >= 3
         started = await channel("c1")
         await eventually(lambda: second.buffered == 0 and second.sent > 5)
@@ -136,7 +138,7 @@ async def test_the_children_of_a_dead_channel_move_and_nothing_is_lost_or_double
     await channel("top", sensors=False)
     first = await channel("c1", parents=("top",), hold_s=600.0)
     bus = await connect("m1")
-    async with sensor.Sensor(bus, settings(tmp_path, channels=("c1", "c2"))) as running:
+    async with made(bus, tmp_path, channels=("c1", "c2")) as running:
         await eventually(lambda: first.aggregator.held >= 3)
         await channel("c2", parents=("top",))
         first._tasks.cancel()  # as if killed, with all it held
@@ -158,8 +160,7 @@ async def test_the_children_of_a_dead_channel_move_and_nothing_is_lost_or_double
 async def quiet(connect, tmp_path):
     """A sensor that listens and never reports by itself."""
     bus = await connect("m1")
-    expected = settings(tmp_path, period_s=3600.0, http_port=0, statsd_port=0)
-    async with sensor.Sensor(bus, expected) as running:
+    async with made(bus, tmp_path, period_s=3600.0, intake=True, http_port=0, statsd_port=0) as running:
         yield running
 
 
@@ -226,7 +227,7 @@ async def test_hostile_requests_are_refused_and_counted(quiet):
 async def test_services_with_large_reports_do_not_delay_the_heartbeat(connect, channel, rows, tmp_path):
     started = await channel("c1")
     bus = await connect("m1")
-    async with sensor.Sensor(bus, settings(tmp_path)) as running:
+    async with made(bus, tmp_path) as running:
         for number in range(100):
             figures = {f"a metric with a long name, number {i}": 1.0 for i in range(200)}
             running.services.push(test_services.service_report(f"s{number}", **figures), time.monotonic())
@@ -241,7 +242,7 @@ async def test_services_with_large_reports_do_not_delay_the_heartbeat(connect, c
 
 
 async def test_one_service_with_many_metrics_leaves_the_others_in_the_report(connect, tmp_path):
-    quiet = sensor.Sensor(await connect("m1"), settings(tmp_path))
+    quiet = made(await connect("m1"), tmp_path)
     for name in ("db", "shop"):
         quiet.services.push(test_services.service_report(name, queue=1.0), 0.0)
     quiet.services.push(
@@ -270,19 +271,13 @@ async def test_a_service_is_scraped(connect, tmp_path):
 
     bus = await connect("m1")
     async with await http_server.serve({"/metrics": page}) as server:
-        scrape = {"jobs": f"{server.url}/metrics", "gone": "http://127.0.0.1:1/metrics"}
-        async with sensor.Sensor(bus, settings(tmp_path, period_s=3600.0, scrape=scrape)) as running:
+        scrape = (f"jobs={server.url}/metrics", "gone=http://127.0.0.1:1/metrics")
+        async with made(bus, tmp_path, period_s=3600.0, scrape=scrape) as running:
             report = await running.sample()
     by_name = {service.name: service.metrics for service in report.services}
     assert set(by_name) == {"jobs", "sensor"}
     assert by_name["jobs"]["muster_jobs_done_total"] == 3.0
     assert by_name["sensor"]["dropped_scrape-unavailable"] >= 1
-
-
-async def test_no_sensor_reports_for_another(connect, tmp_path):
-    bus = await connect("m1")
-    with pytest.raises(errors.InvalidInput, match="only as itself"):
-        sensor.Sensor(bus, settings(tmp_path, machine="m2"))
 
 
 async def test_a_push_without_a_sensor_fails_with_a_hint():

@@ -9,7 +9,7 @@ import asyncio
 
 from muster.bus import api
 from muster.core.reports import columns
-from muster.monitor.sensor import sensor
+from muster.monitor import settings
 from muster.pipeline.fleet import blocks
 from muster.pipeline.fleet import state as fleet_state
 from tests.faults import deployment
@@ -36,13 +36,8 @@ class ReportWorkload(workload.Workload):
         for number in range(1, deployment.CLIENTS + 1):
             folder = self.deployment.scratch / f"sensor-{self.tag}-{number}"
             folder.mkdir()
-            options = sensor.SensorOptions(
-                buffer_dir=folder,
-                machine=f"user-{number}",
-                group=self.tag,
-                period_s=PERIOD_S,
-            )
-            made = sim_reports.InventedSensor(await self.connect("user", number), options)
+            options = settings.SensorSettings(intake=False, group=self.tag, period_s=PERIOD_S)
+            made = sim_reports.InventedSensor(await self.connect("user", number), options, folder)
             made.history, made.value = self.history, float(BASE ** (number - 1))
             self.history.fact("machine", key=made.machine, group=self.tag, value=BASE ** (number - 1))
             await made.start()

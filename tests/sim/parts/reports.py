@@ -10,6 +10,7 @@ import time
 
 from muster.core import errors, messages
 from muster.core.reports import columns
+from muster.monitor import settings
 from muster.monitor.channel import channel, interpreters
 from muster.monitor.sensor import sensor
 from muster.pipeline.alerts import rules
@@ -122,10 +123,10 @@ class ReportPart:
 
     async def _machine(self, machine: host.Host) -> None:
         number = MACHINES.index(machine.name)
-        options = sensor.SensorOptions(
-            buffer_dir=machine.folder, group=f"group-{number % 2}", period_s=PERIOD_S, channels=LEAVES
+        options = settings.SensorSettings(
+            intake=False, group=f"group-{number % 2}", period_s=PERIOD_S, channels=LEAVES
         )
-        made = SimulatedSensor(await machine.connect(), options)
+        made = SimulatedSensor(await machine.connect(), options, machine.folder)
         made.domain, made.history = self._domain, self._history
         made.value = float(BASE ** (number // 2))
         await made.start()

@@ -104,21 +104,7 @@ class SensorComponent:
         if self._bus.identity != _unique(options.name, self.name, self._suffix):  # beside that of the domain
             buffer_dir /= self._bus.identity
         context.watch_folder("sensor's buffer", buffer_dir, options.buffer_bytes)
-        self._sensor = sensor.Sensor(
-            self._bus,
-            sensor.SensorOptions(
-                buffer_dir=buffer_dir,
-                group=options.group,
-                zone=options.zone,
-                period_s=options.period_s,
-                channels=options.channels,
-                processes=dict(map(settings.named, options.processes)),
-                scrape=dict(map(settings.named, options.scrape)),
-                http_port=options.http_port if options.intake else None,
-                statsd_port=options.statsd_port if options.intake else None,
-                buffer_bytes_max=options.buffer_bytes,
-            ),
-        )
+        self._sensor = sensor.Sensor(self._bus, options, buffer_dir)
         await self._sensor.start()
 
     async def stop(self) -> None:

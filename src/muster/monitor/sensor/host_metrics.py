@@ -27,9 +27,8 @@ except ImportError as error:  # pragma: no cover
 class HostMetrics:
     """Rates are computed between two samples; the first sample has none."""
 
-    def __init__(self, processes: Mapping[str, str] | None = None, *, disk: str = "/") -> None:
+    def __init__(self, processes: Mapping[str, str] | None = None) -> None:
         self._patterns = dict(processes or {})
-        self._disk = disk
         self._before: dict[str, tuple[float, float]] = {}
         self._cpu_times = psutil.cpu_times()
 
@@ -66,7 +65,7 @@ class HostMetrics:
         }
 
     def _storage(self) -> dict[str, float]:
-        metrics = {"disk_percent": psutil.disk_usage(self._disk).percent}
+        metrics = {"disk_percent": psutil.disk_usage("/").percent}
         counters = psutil.disk_io_counters()
         if counters is not None:
             metrics |= self._rate("disk_read_bytes_s", counters.read_bytes)

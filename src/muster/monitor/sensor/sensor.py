@@ -13,8 +13,6 @@ import collections
 import contextlib
 import random
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -25,6 +23,7 @@ from muster.core import duplicates, errors, lifecycle, messages
 from muster.core.reports import packed
 from muster.core.telemetry import log
 from muster.monitor import parent_selection, protocol
+from muster.monitor import settings as settings_
 from muster.monitor.sensor import disk_buffer, host_metrics, intake, metric_formats, service_reports
 from muster.supervision import tasks
 
@@ -38,33 +37,15 @@ SCRAPE_BYTES_MAX = 4 << 20
 OWN_SERVICE = "sensor"  # in the report: what the sensor itself dropped, by reason
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SensorOptions:
-    buffer_dir: Path
-    machine: str = ""  # empty: the name of its identity
-    group: str = "default"
-    zone: str = "default"
-    period_s: float = 10.0
-    channels: tuple[str, ...] = ()  # in order of preference; empty: any that accepts sensors
-    processes: Mapping[str, str] = field(default_factory=dict)  # service name: part of its command line
-    scrape: Mapping[str, str] = field(default_factory=dict)  # service name: URL of its OpenMetrics
-    disk: str = "/"
-    http_port: int | None = None
-    statsd_port: int | None = None
-    buffer_bytes_max: int = 16 << 20
-
-
 class Sensor(lifecycle.ServiceContext):
-    """``async with Sensor(bus, settings): …``"""
+    """``async with Sensor(bus, settings, buffer_dir): …``; its machine has the identity of its bus."""
 
-    def __init__(self, bus: api.Bus, settings: SensorOptions) -> None:
+    def __init__(self, bus: api.Bus, settings: settings_.SensorSettings, buffer_dir: Path) -> None:
         self._bus = bus
         self._settings = settings
-        self.machine = settings.machine or bus.identity
-        if self.machine != bus.identity and not self.machine.startswith(f"{bus.identity}."):
-            raise errors.InvalidInput(
-                f"{bus.identity} may report only as itself or as {bus.identity}.…, not as {self.machine!r}"
-            )
+        self._buffer_dir = buffer_dir
+        self._pages = dict(map(settings_.named, settings.scrape))
+        self.machine = bus.identity
         self._boot = time.time_ns() // 1_000_000
         self._sequence = 0
         self._parents = parent_selection.ParentSelector(bus.identity, settings.channels)
@@ -90,13 +71,14 @@ class Sensor(lifecycle.ServiceContext):
         return len(self._buffer)
 
     async def start(self) -> None:
-        self._host = await asyncio.to_thread(
-            host_metrics.HostMetrics, self._settings.processes, disk=self._settings.disk
-        )
+        settings = self._settings
+        processes = dict(map(settings_.named, settings.processes))
+        self._host = await asyncio.to_thread(host_metrics.HostMetrics, processes)
         self._buffer = await asyncio.to_thread(
-            disk_buffer.ReportBuffer, self._settings.buffer_dir, bytes_max=self._settings.buffer_bytes_max
+            disk_buffer.ReportBuffer, self._buffer_dir, bytes_max=settings.buffer_bytes
         )
-        await self.intake.open(http_port=self._settings.http_port, statsd_port=self._settings.statsd_port)
+        if settings.intake:
+            await self.intake.open(http_port=settings.http_port, statsd_port=settings.statsd_port)
         self._beats = await self._bus.subscribe(protocol.BEATS, handler=self._on_heartbeat)
         self._tasks.loop("report", self._report_always)
         self._tasks.loop("buffer", self._drain_always)
@@ -136,10 +118,9 @@ class Sensor(lifecycle.ServiceContext):
         )
 
     async def _scrape(self) -> None:
-        if self._settings.scrape:
-            async with asyncio.TaskGroup() as group:
-                for name, url in self._settings.scrape.items():
-                    group.create_task(self._scrape_one(name, url))
+        async with asyncio.TaskGroup() as group:
+            for name, url in self._pages.items():
+                group.create_task(self._scrape_one(name, url))
 
     async def _scrape_one(self, name: str, url: str) -> None:
         try:

@@ -353,10 +353,11 @@ def test_pages_of_a_list_that_grows_at_its_beginning():
 
 
 async def test_a_page_of_receivers_names_the_cursor_of_the_next_one():
-    async def receivers(where: str, **_: Any) -> notify_rows.ReceiverList:
+    async def query(*_: Any) -> notify_rows.ReceiverList:
         return notify_rows.ReceiverList(count=300, receivers=[], next="web/b")
 
-    web: Any = types.SimpleNamespace(source=types.SimpleNamespace(receivers=receivers))
+    feed = types.SimpleNamespace(query=query)
+    web: Any = types.SimpleNamespace(source=types.SimpleNamespace(feed=feed))
     assert (await notifications.receivers(request_state.RestCall(web, OLGA))).next == "web/b"
 
 

@@ -227,7 +227,7 @@ async def test_a_viewer_sees_no_temporary_queues_through_the_web(monkeypatch: py
             ],
         )
 
-    monkeypatch.setattr(source, "_dispatcher", reply)
+    monkeypatch.setattr(source, "dispatcher", reply)
     for role, count in ((sessions.WebRole.VIEWER, 2), (sessions.WebRole.OPERATOR, 3)):
         person = sessions.LoginSession(
             id="1", name="vic", role=role, kind=sessions.TokenKind.COOKIE, born=0, until=1

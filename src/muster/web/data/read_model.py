@@ -13,17 +13,12 @@ from muster.bus import api
 from muster.bus.rpc import operations
 from muster.core import errors, messages, units
 from muster.core.reports import columns as reports_columns
-from muster.manage import client as manage_client
 from muster.manage import operations as manage_operations
-from muster.manage import rows as manage_rows
 from muster.message import listings
 from muster.message import protocol as message_protocol
 from muster.monitor import capacity_model
 from muster.monitor import client as monitor_client
 from muster.monitor import protocol as monitor_protocol
-from muster.notify import protocol as notify_protocol
-from muster.notify import queries
-from muster.notify import rows as notify_rows
 from muster.pipeline import client as pipeline_client
 from muster.pipeline import operations as pipeline_operations
 from muster.web.auth import sessions
@@ -39,7 +34,7 @@ from muster.web.data import (
     turns,
 )
 from muster.web.data import rows as rows_
-from muster.web.data.measurements import alert_spans, chart_queries, charts, fleet_map, latest_reports
+from muster.web.data.measurements import alert_spans, chart_queries, charts, latest_reports
 
 if TYPE_CHECKING:
     from muster.pipeline.history import search
@@ -59,13 +54,13 @@ class ReadModel:
         self.inform = context_queries.ContextQueries(self.feed)
         self._history = history
         self._sql = sql_runner.SqlRunner(history)
-        self._long = turns.WorkTurns(turns.LONG_AT_ONCE, "searches")
+        self.long = turns.WorkTurns(turns.LONG_AT_ONCE, "searches")
         self.events = event_log.EventHistory(self)
         self.charts = chart_queries.ChartQueries(self)
         self.feed.samplers += [self._sample_queues, self._sample_nodes]
 
     async def _in_turn(self, read: Callable[..., T], *arguments: Any) -> T:
-        async with self._long.turn():
+        async with self.long.turn():
             return await asyncio.to_thread(read, *arguments)
 
     async def read(self, declared: operations.ServiceOperation, **request: Any) -> Any:
@@ -75,25 +70,6 @@ class ReadModel:
         return await self.feed.query(
             key, declared.data, KEPT_S, lambda bus: declared.call(bus, request, **limits)
         )
-
-    # Resources
-
-    def _manage(self, bus: api.Bus) -> manage_client.ManageClient:
-        return manage_client.ManageClient(bus, timeout_s=READ_S)
-
-    async def resources(
-        self, *, where: str = "", after: str = "", limit: int = 50
-    ) -> manage_rows.ResourcePage:
-        return await self.feed.query(
-            ("resources", where, after, limit),
-            "manage",
-            5.0,
-            lambda bus: self._manage(bus).enumerate(where=where, after=after, limit=limit),
-        )
-
-    async def plan(self, manifest: str) -> list[manage_rows.PlanStep]:
-        async with self._long.turn():
-            return await manage_client.ManageClient(self.feed.link.bus).plan(manifest)
 
     # Reports
 
@@ -165,7 +141,7 @@ class ReadModel:
                 if fitting:
                     latest: msgspec.Struct = max(fitting, key=lambda candidate: candidate.to_ms)
                     return latest
-            async with self._long.turn():
+            async with self.long.turn():
                 then = latest_reports.LatestReports()
                 for batch in await monitor_client.recent(bus, window_s=window_s, at_ms=at_ms):
                     then.add(batch.batch)
@@ -182,10 +158,6 @@ class ReadModel:
                 f"no report of the {scope} {name} in the {units.rounded_duration(window_s)} before this time"
             )
         return report
-
-    async def machine_map(self, metric: str, layout: str) -> fleet_map.FleetMap:
-        key = ("map", metric, layout)
-        return await self.feed.cache.get(key, "map", 1.0, lambda: self.feed.machines.map(metric, layout))
 
     # Alerts and the pipeline
 
@@ -365,43 +337,9 @@ class ReadModel:
             within_20_percent=check.holds,
         )
 
-    # Notification
-
-    async def receivers(
-        self, where: str, *, prefix: str = "", after: str = "", limit: int
-    ) -> notify_rows.ReceiverList:
-        return await self.feed.query(
-            ("receivers", where, prefix, after, limit),
-            "notify",
-            2.0,
-            lambda bus: queries.list_receivers(bus, where=where, prefix=prefix, after=after, limit=limit),
-        )
-
-    async def who(
-        self, address: str, *, event: notify_protocol.SendEvent | None, sender: str, limit: int
-    ) -> notify_rows.ReceiverMatches:
-        key = ("who", address, sender, limit, event and (event.type, str(event.content)))
-        result = await self.feed.query(
-            key,
-            "notify",
-            1.0,
-            lambda bus: queries.match_receivers(bus, address, event=event, sender=sender, limit=limit),
-        )
-        return msgspec.structs.replace(result, near=result.near[:limit])
-
-    async def explain(
-        self, event: notify_protocol.SendEvent, *, sender: str, receiver: str
-    ) -> notify_rows.DeliveryExplanation:
-        return await self.feed.query(
-            ("explain", event.address, event.type, str(event.content), sender, receiver),
-            "notify",
-            1.0,
-            lambda bus: queries.explain(bus, event, sender=sender, receiver=receiver),
-        )
-
     # Messages
 
-    async def _dispatcher(
+    async def dispatcher(
         self, key: Hashable, request: message_protocol.DispatcherRequest
     ) -> message_protocol.DispatcherReply:
         async def ask(bus: api.Bus) -> message_protocol.DispatcherReply:
@@ -410,11 +348,11 @@ class ReadModel:
         return await self.feed.query(("message", key), "message", 1.0, ask)
 
     async def queues(self, person: sessions.LoginSession) -> list[listings.QueueRow]:
-        queues = (await self._dispatcher("queues", message_protocol.ListQueues())).queues
+        queues = (await self.dispatcher("queues", message_protocol.ListQueues())).queues
         return [row for row in queues if dispatcher_calls.may_browse(person, row.queue)]
 
     async def _sample_queues(self, now_s: float) -> None:
-        for row in (await self._dispatcher("queues", message_protocol.ListQueues())).queues:
+        for row in (await self.dispatcher("queues", message_protocol.ListQueues())).queues:
             values = {
                 "waiting": row.depth,
                 "in flight": row.in_flight,
@@ -433,14 +371,11 @@ class ReadModel:
             }
             self.feed.samples.add("node", node.node, now_s, values)
 
-    async def subscriptions(self) -> list[listings.SubscriptionRow]:
-        return (await self._dispatcher("subscriptions", message_protocol.ListSubscriptions())).subscriptions
-
     async def scheduled(
         self, person: sessions.LoginSession, destination: str | None
     ) -> list[listings.ScheduledRow]:
         request = message_protocol.ListScheduled(destination, limit=SCHEDULED_MAX)
-        reply = await self._dispatcher(("scheduled", destination), request)
+        reply = await self.dispatcher(("scheduled", destination), request)
         return dispatcher_calls.visible_scheduled(person, reply.scheduled)
 
     async def browse(
@@ -448,13 +383,13 @@ class ReadModel:
     ) -> tuple[list[rows_.BrowsedMessage], int | None]:
         dispatcher_calls.check_browse(person, queue)
         request = message_protocol.BrowseQueue(queue, selector or None, after, limit, must_exist=True)
-        page = await self._dispatcher(("browse", queue, selector, after, limit), request)
+        page = await self.dispatcher(("browse", queue, selector, after, limit), request)
         rows = [dispatcher_calls.browsed(delivery, queue) for delivery in page.messages]
         last = page.continue_after
         if not last:
             return rows, None
         following = message_protocol.BrowseQueue(queue, selector or None, last, 1)
-        rest = await self._dispatcher(("browse", queue, selector, last, 1), following)
+        rest = await self.dispatcher(("browse", queue, selector, last, 1), following)
         return rows, last if rest.messages or rest.continue_after else None
 
 

@@ -57,7 +57,10 @@ async def machine_map(
 ) -> fleet_map.FleetMap:
     """The names of the machines are left out if their layout is the one that the client has."""
     call.source.require_connection()
-    return await call.source.machine_map(metric, layout)
+    feed = call.source.feed
+    return await feed.cache.get(
+        ("map", metric, layout), "map", 1.0, lambda: feed.machines.map(metric, layout)
+    )
 
 
 @router.of("GET /topology", "The parts of the domain and what they are connected to")

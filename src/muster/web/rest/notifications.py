@@ -5,10 +5,11 @@ from __future__ import annotations
 import secrets
 from typing import Annotated, Any
 
+import msgspec
 from fastapi import Path, Query
 from pydantic import Field
 
-from muster.notify import client, operations, protocol, rows
+from muster.notify import client, operations, protocol, queries, rows
 from muster.web import actions, request_state
 from muster.web.auth import sessions
 from muster.web.data import event_log
@@ -79,7 +80,12 @@ async def receivers(
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> route.RowPage[rows.ReceiverRow]:
-    result = await call.source.receivers(where, prefix=prefix, after=cursor, limit=limit)
+    result = await call.source.feed.query(
+        ("receivers", where, prefix, cursor, limit),
+        "notify",
+        2.0,
+        lambda bus: queries.list_receivers(bus, where=where, prefix=prefix, after=cursor, limit=limit),
+    )
     return route.RowPage(result.receivers, result.next, result.count)
 
 
@@ -90,14 +96,25 @@ router.operation("GET /models", operations.MODELS, as_="models", key=("of", "nam
 async def who(call: request_state.Call, body: MatchBody) -> rows.ReceiverMatches:
     sender = _sender(call, body.sender)
     event = send_of(body.event, address=body.address, sender=sender) if body.event else None
-    return await call.source.who(body.address, event=event, sender=sender, limit=body.limit)
+    result = await call.source.feed.query(
+        ("who", call.person.name, body),
+        "notify",
+        1.0,
+        lambda bus: queries.match_receivers(bus, body.address, event=event, sender=sender, limit=body.limit),
+    )
+    return msgspec.structs.replace(result, near=result.near[: body.limit])
 
 
 @router.of("POST /notify/explain", "Explain why an event would or would not reach a receiver")
 async def explain(call: request_state.Call, body: ExplainBody) -> rows.DeliveryExplanation:
     sender = _sender(call, body.sender)
     event = send_of(body.event, address=body.address, sender=sender)
-    return await call.source.explain(event, sender=sender, receiver=body.receiver)
+    return await call.source.feed.query(
+        ("explain", call.person.name, body),
+        "notify",
+        1.0,
+        lambda bus: queries.explain(bus, event, sender=sender, receiver=body.receiver),
+    )
 
 
 router.operation("POST /notify/check", operations.CHECK, body=PolicyBody)

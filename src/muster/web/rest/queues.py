@@ -38,7 +38,7 @@ def _subscription(row: listings.SubscriptionRow) -> tuple[str, str, str]:
 
 @router.of("GET /subscriptions", "List durable subscriptions", key=_subscription)
 async def subscriptions(call: request_state.Call) -> list[listings.SubscriptionRow]:
-    return await call.source.subscriptions()
+    return (await call.source.dispatcher("subscriptions", protocol.ListSubscriptions())).subscriptions
 
 
 @router.of("GET /queues/{name:path}/messages", "Browse the messages of a queue without removing them")

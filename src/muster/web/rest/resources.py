@@ -16,6 +16,7 @@ from muster.core import errors
 from muster.manage import client, operations, protocol, rows
 from muster.web import request_state
 from muster.web.auth import sessions
+from muster.web.data import bus_feed
 from muster.web.rest import base, route
 from muster.web.rest.base import StrictBody
 
@@ -75,7 +76,14 @@ class RolloutBody(StrictBody):
 async def resources(
     call: request_state.Call, where: base.Where = "", limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
 ) -> route.RowPage[rows.ResourceRow]:
-    result = await call.source.resources(where=where, after=cursor, limit=limit)
+    result = await call.source.feed.query(
+        ("resources", where, cursor, limit),
+        "manage",
+        5.0,
+        lambda bus: client.ManageClient(bus, timeout_s=bus_feed.READ_S).enumerate(
+            where=where, after=cursor, limit=limit
+        ),
+    )
     return route.RowPage(result.items, result.next)
 
 
@@ -197,7 +205,8 @@ drain, undrain, drain_agent, undrain_agent = (
 
 @router.of("POST /plans", "Show what a manifest would change")
 async def plan(call: request_state.Call, body: ManifestBody) -> route.RowPage[rows.PlanStep]:
-    return route.RowPage(await call.source.plan(body.manifest))
+    async with call.source.long.turn():
+        return route.RowPage(await client.ManageClient(call.source.feed.link.bus).plan(body.manifest))
 
 
 @router.of("POST /manifests", "Apply a manifest")

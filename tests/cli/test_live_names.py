@@ -118,9 +118,9 @@ def test_names_of_the_running_domain_are_offered(line, names, up):
 
 def test_a_completion_leaves_no_record_in_the_activity_log(up):
     assert completed("muster exec web-1 re", up) == ["restart"]
-    assert driver.quick("exec", "web-1", "logs", home=up).code == 0
+    assert driver.quick("exec", "web-1", "start", home=up).code == 0
     reasons = [record["why"] for record in driver.quick("activity", "-o", "json", home=up).json()]
-    assert "admin requested logs" in reasons
+    assert "admin requested start" in reasons
     assert "admin requested enumerate" not in reasons
 
 

@@ -63,7 +63,7 @@ class TestProcess(contract.AdapterContract):
         await self.do(host, "create", config=config)
 
         async def written():
-            return "swordfish" in (await self.do(host, "execute", operation="logs")).result
+            return "swordfish" in (await self.do(host, "execute", operation="log-page")).result["text"]
 
         await eventually(written)
         assert "swordfish" not in (tmp_path / "hosted" / "thing.json").read_text()

@@ -175,7 +175,7 @@ class TestContainer(contract.AdapterContract):
         assert made.outcome is messages.DecisionOutcome.DONE, made.reason
 
         async def log() -> str:
-            return str((await self.do(host, "execute", operation="logs")).result)
+            return str((await self.do(host, "execute", operation="log-page")).result["text"])
 
         async def is_written() -> bool:
             return await log() == "swordfish test\n1234\n/bin\n"
@@ -228,7 +228,7 @@ class TestContainer(contract.AdapterContract):
         root = pathlib.Path(f"/proc/{self.seen(host).properties['pid']}/root")
         assert await asyncio.to_thread((root / "began").exists)
         await self.do(host, "execute", operation="stop")
-        assert "bye" in str((await self.do(host, "execute", operation="logs")).result)
+        assert "bye" in str((await self.do(host, "execute", operation="log-page")).result["text"])
         failing = protocol.Hooks(post_start=hook("echo no queue; exit 7"))
         await self.do(host, "put", config=config, hooks=failing)
         refused = await self.do(host, "execute", operation="start")
@@ -337,7 +337,8 @@ class TestRootlessContainer(TestContainer):
         assert made.outcome is messages.DecisionOutcome.DONE, made.reason
 
         async def is_written() -> bool:
-            return bool((await self.do(host, "execute", operation="logs")).result == "test\n0\n/bin\n")
+            log = (await self.do(host, "execute", operation="log-page")).result["text"]
+            return bool(log == "test\n0\n/bin\n")
 
         await eventually(is_written)
         pid = self.seen(host).properties["pid"]

@@ -30,7 +30,7 @@ class RecordingTransport:
 
 async def test_heartbeats_do_not_queue_up_without_a_connection():
     """After a broker restart, a whole fleet would send all its outdated heartbeats at once."""
-    transport = RecordingTransport()
+    transport: Any = RecordingTransport()
     host = agent.Agent(transport)
     host._get_or_create("a").check(1, "manager-1")
     for state in (api.ConnectionState.RECONNECTING, api.ConnectionState.CONNECTED):
@@ -43,7 +43,7 @@ async def test_a_manager_without_a_link_does_not_cost_the_others_their_heartbeat
     monkeypatch: pytest.MonkeyPatch,
 ):
     """An agent with direct links has one for each manager."""
-    transport = RecordingTransport()
+    transport: Any = RecordingTransport()
     transport.state = api.ConnectionState.CONNECTED
     publish = transport.publish
 

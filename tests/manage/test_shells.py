@@ -117,9 +117,12 @@ async def test_ctrl_c_interrupts_what_runs_in_the_terminal(web):
     assert "caught" in screen.text
 
 
-async def test_an_interactive_shell(web):
-    async with web.client.run_inside("web", "sh", "-i", terminal="dumb") as session:
+async def test_an_interactive_shell_in_a_terminal_of_unknown_size(web):
+    async with web.client.run_inside("web", "sh", "-i", terminal="dumb", rows=0, columns=0) as session:
         screen = Screen(session)
+        await session.resize(0, 0)
+        await session.write(b"stty size\n")
+        await screen.shows("24 80")
         await session.write(b"echo $((6 * 7))\n")
         await screen.shows("42")
         await session.write(b"exit 4\n")

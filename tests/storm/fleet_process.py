@@ -110,8 +110,9 @@ async def run_agents(url: str, issue: Any, names: list[str]) -> None:
         async with room:
             creds = await asyncio.to_thread(issue, name, roles.Role.AGENT)
             bus = await persist(functools.partial(bus_client.connect, [url], creds=creds))
-            transports.append(ObservedTransport(bus))
-            await persist(agent.Agent(transports[-1], types=("memory",)).start)
+            transport: Any = ObservedTransport(bus)
+            transports.append(transport)
+            await persist(agent.Agent(transport, types=("memory",)).start)
 
     await asyncio.gather(*(start(name) for name in names))
     while True:

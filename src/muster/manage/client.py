@@ -325,9 +325,11 @@ class ManageClient:
     ) -> command_session.CommandSession:
         """Run a command inside a resource: as its user, in its directory, with its environment and limits.
 
-        ``terminal``: the type of the user's terminal, such as ``xterm``; empty: the command has none.
+        ``terminal``: the type of the user's terminal, such as ``xterm``; empty: the command has none. A size
+        of 0 is not known.
         """
-        shell = protocol.ShellCommand(command=command, terminal=terminal, rows=rows, columns=columns)
+        size = {"rows": rows or 24, "columns": columns or 80}
+        shell = protocol.ShellCommand(command=command, terminal=terminal, **size)
         request = functools.partial(self._request, try_s=SHELL_TRY_S)
         return command_session.CommandSession(request, resource, shell)
 

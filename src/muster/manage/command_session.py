@@ -74,7 +74,8 @@ class CommandSession(lifecycle.ServiceContext):
         await self._exchange(is_end=True)
 
     async def resize(self, rows: int, columns: int) -> None:
-        await self._exchange(rows=rows, columns=columns)
+        if rows and columns:
+            await self._exchange(rows=rows, columns=columns)
 
     async def _exchange(self, **fields: Any) -> protocol.ShellOutput:
         exchange = protocol.ShellExchange(received=self._received, sent=self._sent, **fields)

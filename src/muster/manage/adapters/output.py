@@ -96,9 +96,6 @@ class OutputLog:
             if changed:
                 self._store(index)
 
-    def tail(self, bytes_max: int) -> str:
-        return _read(self.path, -bytes_max, bytes_max).decode("utf-8", "replace")
-
     def page(self, query: protocol.LogQuery, now_ms: int) -> protocol.LogPage:
         """What follows the cursor; without one, the last lines, what was written since a time, or all."""
         with self._lock:
@@ -168,10 +165,9 @@ class OutputLog:
 
 
 def _read(path: pathlib.Path, offset: int, size: int) -> bytes:
-    """``offset``: from the end, if it is negative."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, offset if offset >= 0 else file.seek(0, os.SEEK_END) + offset))
+            file.seek(offset)
             return file.read(size)
     except OSError:
         return b""

@@ -39,7 +39,6 @@ events = log.EventLog("manage")
 OUTPUT_LOOK_S = 5.0
 BEGIN_S = 5.0  # time for the shim to record the pid of its command
 RECORD_RETRY_S = 1.0
-LOG_BYTES = 64 << 10
 
 
 class ProcessLimits(
@@ -187,10 +186,6 @@ class ProcessAdapter(transitions.RunAdapter):
         if self._pid is None:
             raise errors.Conflict(f"{self.context.name} is not running")
         self._signal(self._pid, number)
-
-    async def do_logs(self, bytes_max: int = LOG_BYTES) -> str:
-        """The end of its output."""
-        return await asyncio.to_thread(self._output.tail, min(max(0, bytes_max), 512 << 10))
 
     async def log_page(self, query: protocol.LogQuery) -> protocol.LogPage:
         return await asyncio.to_thread(self._output.page, query, _now_ms())

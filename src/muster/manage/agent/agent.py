@@ -22,7 +22,7 @@ import random
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -48,28 +48,12 @@ REASON_MAX = 200
 SECRET_TIMEOUT_S = 10.0
 
 
-class AgentTransport(Protocol):
-    """The part of the bus that an agent uses; one with direct connections only provides it too."""
-
-    @property
-    def identity(self) -> str: ...
-    @property
-    def state(self) -> api.ConnectionState: ...
-    async def publish(self, subject: str, data: bytes) -> None: ...
-    async def request(self, subject: str, data: bytes, *, timeout_s: float) -> api.Message: ...
-    async def subscribe(self, subject: str, *, handler: api.Handler) -> Closable: ...
-
-
-class Closable(Protocol):
-    async def close(self) -> None: ...
-
-
 class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
     """``async with Agent(bus, folder) as agent: …``"""
 
     def __init__(
         self,
-        bus: AgentTransport,
+        bus: api.Bus,
         folder: pathlib.Path | None = None,
         *,
         name: str | None = None,
@@ -111,7 +95,7 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
         self._types = tuple(types if types is not None else plugins.names())
         self._sequence = 0
         self._tasks = tasks.TaskSupervisor(f"agent {self.name}")
-        self._subscriptions: list[Closable] = []
+        self._subscriptions: list[api.Subscription] = []
         self._changed: dict[str, float] = {}  # resources whose state is repeated, until when
         self._has_changed = asyncio.Event()
         self._announce_now = asyncio.Event()

@@ -77,7 +77,7 @@ class RegistryEndpoint(lifecycle.ServiceContext):
         self.presence: views.AgentPresence  # since it is active
         self.log: registry_log.RegistryLog  # since it was started
         self.acting = asyncio.Event()
-        self._bus = bus
+        self.bus = bus
         self._max_bytes = max_bytes
         self._lease_ttl_s = lease_ttl_s
         self._manager_ttl_s = manager_ttl_s
@@ -106,10 +106,10 @@ class RegistryEndpoint(lifecycle.ServiceContext):
 
     async def start(self) -> None:
         await self._drop_own_lease()
-        self._leases = await leases.Leases.open(self._bus, ttl_s=self._lease_ttl_s, replicas=self._replicas)
+        self._leases = await leases.Leases.open(self.bus, ttl_s=self._lease_ttl_s, replicas=self._replicas)
         self.log = await self._opened.enter_async_context(
             await registry_log.RegistryLog.open(
-                self._bus, ttl_s=self._manager_ttl_s, max_bytes=self._max_bytes, replicas=self._replicas
+                self.bus, ttl_s=self._manager_ttl_s, max_bytes=self._max_bytes, replicas=self._replicas
             )
         )
         self._tasks.loop("leadership", self._run)
@@ -127,7 +127,7 @@ class RegistryEndpoint(lifecycle.ServiceContext):
 
         If that process still runs, its next append to the log fails.
         """
-        bucket = await self._bus.key_value(
+        bucket = await self.bus.key_value(
             api.KeyValueSettings(leases.BUCKET, max_bytes=16 << 20, replicas=self._replicas)
         )
         entry = await bucket.get(protocol.LEASE)
@@ -168,17 +168,17 @@ class RegistryEndpoint(lifecycle.ServiceContext):
         fleet.machines = views.MachineStates(fleet, self.presence, self._alerts, now)
         self._handlers = handlers.RegistryHandlers(self, self._open_key)
         self._audit = request_audit.RequestAudit(
-            self._bus,
+            self.bus,
             protocol.PART,
             epoch=lambda: self.processor.term if self.processor else 0,
         )
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(
-                await self._bus.subscribe(protocol.RENEWALS, handler=self._in_background(self._renew))
+                await self.bus.subscribe(protocol.RENEWALS, handler=self._on_renewal)
             )
             await stack.enter_async_context(
                 server.RpcServer(
-                    self._bus,
+                    self.bus,
                     protocol.PART,
                     self._operations(),
                     audit=self._audit,
@@ -189,7 +189,7 @@ class RegistryEndpoint(lifecycle.ServiceContext):
             )
             with contextlib.suppress(errors.Forbidden):
                 await stack.enter_async_context(
-                    await self._bus.subscribe(leases.DISCONNECTED, handler=self._on_disconnect)
+                    await self.bus.subscribe(leases.DISCONNECTED, handler=self._on_disconnect)
                 )
             events.info("registry-acts", registry=self.name, epoch=term)
             self.acting.set()
@@ -248,7 +248,7 @@ class RegistryEndpoint(lifecycle.ServiceContext):
         late = acting.expire(now)
         for name in late:
             events.warning("manager-expired", manager=name)
-        if now < quiet_until and not self._all_managers_seen(acting):
+        if now < quiet_until and not acting.owning_managers <= acting.renewed:
             return
         moved, lost = 0, collections.Counter[str]()
         while changes := await self._assign_batch(acting, lost):
@@ -319,11 +319,6 @@ class RegistryEndpoint(lifecycle.ServiceContext):
             for name in names:
                 await self.record("delete-lost", name, why, who=self.name)
 
-    @staticmethod
-    def _all_managers_seen(acting: assignments.AssignmentProcessor) -> bool:
-        """Whether every manager that owns resources has renewed in this term."""
-        return acting.owning_managers <= acting.renewed
-
     def _acting(self) -> assignments.AssignmentProcessor:
         if self.processor is None or self._lease is None or not self._lease.held:
             raise errors.Unavailable("this registry endpoint is not active")
@@ -332,18 +327,6 @@ class RegistryEndpoint(lifecycle.ServiceContext):
     @property
     def state(self) -> assignments.AssignmentProcessor:
         return self._acting()
-
-    def _in_background(self, handler: Callable[[api.Message], Awaitable[None]]) -> api.Handler:
-        async def guarded(message: api.Message) -> None:
-            try:
-                await handler(message)
-            except errors.MusterError as error:
-                events.info("not-handled", subject=message.subject, error=error)
-
-        def begin(message: api.Message) -> None:
-            self._requests.spawn("request", guarded(message))
-
-        return begin
 
     # Requests
 
@@ -378,24 +361,27 @@ class RegistryEndpoint(lifecycle.ServiceContext):
             case [protocol.HELLO]:
                 await self._authorize(call.identity, protocol.HELLO, True)
 
+    def _on_renewal(self, message: api.Message) -> None:
+        self._requests.spawn("renewal", self._renew(message))
+
     async def _renew(self, message: api.Message) -> None:
         caller = requests.accept(message, protocol.RENEWALS, self._refused)
         if caller is None:
             return
-        request = messages.decode(message.data, protocol.RenewRequest)
         manager = caller.identity
         try:
+            request = messages.decode(message.data, protocol.RenewRequest)
             await self._authorize(manager, protocol.RENEW, True)
-        except errors.Forbidden as error:
-            events.warning("renewal-refused", manager=manager, error=error)
-            return
-        acting = self._acting()
-        assert self._lease is not None
-        ttl_s = acting.granted_s(self._lease.remaining_s)
-        if acting.renew(manager, request, asyncio.get_running_loop().time(), ttl_s=ttl_s):
-            self._wake.set()
-        page = msgspec.structs.replace(acting.renewal_page(manager, request), ttl_s=ttl_s)
-        await message.respond(messages.encode(page, "msgpack"))
+            acting = self._acting()
+            assert self._lease is not None
+            ttl_s = acting.granted_s(self._lease.remaining_s)
+            if acting.renew(manager, request, asyncio.get_running_loop().time(), ttl_s=ttl_s):
+                self._wake.set()
+            page = msgspec.structs.replace(acting.renewal_page(manager, request), ttl_s=ttl_s)
+            await message.respond(messages.encode(page, "msgpack"))
+        except errors.MusterError as error:
+            note = events.warning if isinstance(error, errors.Forbidden) else events.info
+            note("renewal-refused", manager=manager, error=error)
 
     async def _store_checkpoints(
         self, call: server.RpcCall, batch: protocol.CheckpointBatch
@@ -507,17 +493,13 @@ class RegistryEndpoint(lifecycle.ServiceContext):
         for name, agent in changes.agents.items():
             if agent is not None and agent.must_report:
                 self.presence.awaited.add(name)
-        await self._store([*registry_log.written(changes, epoch=acting.epoch), *more, *with_jobs])
+        await self.write([*registry_log.written(changes, epoch=acting.epoch), *more, *with_jobs])
         if changes.resources:
             self._wake.set()
             self._handlers.jobs.changed.set()
 
     async def write(self, changes: Iterable[registry_log.RecordChange]) -> None:
-        """Store other records of the registry."""
-        await self._store(changes)
-
-    async def _store(self, changes: Iterable[registry_log.RecordChange]) -> None:
-        """All or none, also if the caller is cancelled meanwhile."""
+        """Store records of the registry: all or none, also if the caller is cancelled meanwhile."""
         self._acting()
         try:
             await tasks.finish(self._write_and_notify(list(changes)))
@@ -536,11 +518,7 @@ class RegistryEndpoint(lifecycle.ServiceContext):
         """Ask managers to renew now. They renew soon in any case."""
         for manager in list(managers):
             with contextlib.suppress(errors.MusterError):
-                await self._bus.publish(protocol.to_manager(manager, "poke"), b"")
-
-    @property
-    def bus(self) -> api.Bus:
-        return self._bus
+                await self.bus.publish(protocol.to_manager(manager, "poke"), b"")
 
     # The audit
 

@@ -173,11 +173,6 @@ class ContainerAdapter(transitions.RunAdapter):
     async def do_signal(self, number: int = 1) -> None:
         await self._engine().send("POST", f"{self._path()}/kill", signal=number)
 
-    async def do_logs(self, bytes_max: int = process.LOG_BYTES) -> str:
-        """The end of its output."""
-        text = "".join(entry.text for entry in (await self._entries())[1])
-        return text[-max(0, min(bytes_max, 512 << 10)) :] if bytes_max else ""
-
     async def log_page(self, query: protocol.LogQuery) -> protocol.LogPage:
         container, known = await self._entries(query.cursor)
         if not container:

@@ -91,7 +91,7 @@ def completed(line: str, home: Path) -> list[str]:
         "muster watch web-2": ["web-2"],
         "muster exec web-1 re": ["restart"],
         "muster exec --where \"name = 'web-1'\" sig": ["signal"],
-        "muster rollout start web-1 lo": ["logs"],
+        "muster rollout start web-1 re": ["restart"],
         "muster drain l": ["local"],
         "muster sub ch": ["chairs/>", "chairs/red"],
         "muster pub ch": ["chairs/red"],

@@ -18,7 +18,8 @@ from benchmarks import harness, measure
 from muster.bus import api
 from muster.bus.brokers import broker, config
 from muster.bus.client import client
-from muster.bus.log import journal, owned_log
+from muster.bus.log import owned_log
+from tests.bus import keyed_state
 
 WRITERS = 64
 VALUE = b"v" * 512
@@ -34,7 +35,7 @@ def run(quick: bool) -> list[harness.Row]:
 
 @contextlib.asynccontextmanager
 async def _opened(stream: api.Stream, name: str) -> AsyncIterator[owned_log.OwnedLog]:
-    log = owned_log.OwnedLog(stream, f"log.{name}", journal.KeyedState(), bytes_max=4 << 30)
+    log = owned_log.OwnedLog(stream, f"log.{name}", keyed_state.KeyedState(), bytes_max=4 << 30)
     await log.start()
     try:
         yield log

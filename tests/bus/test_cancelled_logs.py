@@ -6,10 +6,11 @@ import asyncio
 import itertools
 
 from muster.bus import api
-from muster.bus.log import journal, owned_log
+from muster.bus.log import owned_log
 from muster.bus.memory import network
 from muster.testing.eventually import eventually
 from tests import cancellation
+from tests.bus import keyed_state
 
 STREAM = api.StreamSettings("logs", ("log.>",), max_bytes=1 << 30, max_age_s=0, allow_delete=True)
 
@@ -17,8 +18,8 @@ STREAM = api.StreamSettings("logs", ("log.>",), max_bytes=1 << 30, max_age_s=0, 
 async def test_calls_of_an_owned_log(simulated_network: network.SimulatedNetwork):
     async with await simulated_network.connect("a") as bus:
         stream = await bus.stream(STREAM)
-        state = journal.KeyedState()
-        log, copy = owned_log.OwnedLog(stream, "log.x", state), journal.KeyedState()
+        state = keyed_state.KeyedState()
+        log, copy = owned_log.OwnedLog(stream, "log.x", state), keyed_state.KeyedState()
         standby = owned_log.OwnedLog(stream, "log.x", copy)
         await log.start()
         await standby.start()
@@ -83,7 +84,7 @@ async def test_the_start_of_an_owned_log(simulated_network: network.SimulatedNet
         logs: list[owned_log.OwnedLog] = []
 
         async def start() -> None:
-            logs.append(owned_log.OwnedLog(stream, "log.x", journal.KeyedState()))
+            logs.append(owned_log.OwnedLog(stream, "log.x", keyed_state.KeyedState()))
             await logs[-1].start()
 
         async def check() -> None:

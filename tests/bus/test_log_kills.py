@@ -15,6 +15,7 @@ from muster.bus.brokers import config
 from muster.bus.client import client
 from muster.bus.log import journal, owned_log, pages
 from muster.core import errors
+from tests.bus import keyed_state
 
 STREAM = api.StreamSettings("logs", subjects=("log.>",), max_bytes=1 << 30, max_age_s=0, allow_delete=True)
 NAME = "log.registry"
@@ -69,7 +70,7 @@ async def carry_out(stream: Any, epochs: itertools.count[int]) -> dict[bytes, by
         while True:
             try:
                 if log is None:
-                    log = owned_log.OwnedLog(stream, NAME, journal.KeyedState())
+                    log = owned_log.OwnedLog(stream, NAME, keyed_state.KeyedState())
                     await log.start()
                 if not log.is_owned:
                     await log.own(next(epochs))
@@ -81,7 +82,7 @@ async def carry_out(stream: Any, epochs: itertools.count[int]) -> dict[bytes, by
                     log = None
     assert log is not None
     await log.stop()
-    state = journal.KeyedState()
+    state = keyed_state.KeyedState()
     reader = owned_log.OwnedLog(stream, NAME, state)
     await reader.start()
     await reader.stop()

@@ -14,11 +14,12 @@ from muster.bus.streams import snapshots
 from muster.core import errors
 from muster.testing import fixtures
 from muster.testing.eventually import eventually
+from tests.bus import keyed_state
 
 STREAM = api.StreamSettings("logs", subjects=("log.>",), max_bytes=1 << 30, max_age_s=0, allow_delete=True)
 NAME = "log.registry"
 
-Opened = tuple[owned_log.OwnedLog, journal.KeyedState]
+Opened = tuple[owned_log.OwnedLog, keyed_state.KeyedState]
 Open = Callable[..., Awaitable[Opened]]
 
 
@@ -40,7 +41,7 @@ async def opened(stream: api.Stream) -> AsyncIterator[Open]:
     logs: list[owned_log.OwnedLog] = []
 
     async def make(epoch: int = 0, **options: object) -> Opened:
-        state = journal.KeyedState()
+        state = keyed_state.KeyedState()
         log = owned_log.OwnedLog(stream, NAME, state, **options)  # type: ignore[arg-type]
         logs.append(log)
         await log.start()
@@ -53,7 +54,7 @@ async def opened(stream: api.Stream) -> AsyncIterator[Open]:
         await log.stop()
 
 
-def content(state: journal.KeyedState) -> dict[bytes, bytes]:
+def content(state: keyed_state.KeyedState) -> dict[bytes, bytes]:
     return {key: record.value for key, record in state.records.items()}
 
 
@@ -206,7 +207,7 @@ async def test_trimmed_pages_do_not_fill_the_stream(connect: fixtures.Connect):
         "small", ("small.>",), max_bytes=max_bytes, max_age_s=0, on_full=api.FullPolicy.REFUSE
     )
     stream = await (await connect("a")).stream(settings)
-    log = owned_log.OwnedLog(stream, "small.log", journal.KeyedState(), bytes_max=max_bytes * 3 // 4)
+    log = owned_log.OwnedLog(stream, "small.log", keyed_state.KeyedState(), bytes_max=max_bytes * 3 // 4)
     await log.start()
     await log.own(1)
     for _ in range(40):
@@ -386,15 +387,15 @@ async def test_a_state_that_refuses_a_record_never_skips_it(
     log, state = await opened(1)
     await log.append([(b"a", b"1")])
     standby, copy = await opened()
-    apply, refused = journal.KeyedState.apply, []
+    apply, refused = keyed_state.KeyedState.apply, []
 
-    def refuse(self: journal.KeyedState, record: pages.OwnedRecord, version: int, position: int) -> None:
+    def refuse(self: keyed_state.KeyedState, record: pages.OwnedRecord, version: int, position: int) -> None:
         if record.key == b"new":
             refused.append(self)
             raise ValueError("of a later version")
         apply(self, record, version, position)
 
-    monkeypatch.setattr(journal.KeyedState, "apply", refuse)
+    monkeypatch.setattr(keyed_state.KeyedState, "apply", refuse)
     with pytest.raises(errors.TimedOut, match="may have been stored"):
         await log.append([(b"b", b"2"), (b"new", b"3"), (b"c", b"4")])
     assert not log.is_owned
@@ -537,7 +538,7 @@ async def test_bodies_of_refused_appends_do_not_fill_the_stream(connect: fixture
         "logs", ("log.>",), max_bytes=3 << 20, max_age_s=0, on_full=api.FullPolicy.REFUSE
     )
     stream = await bus.stream(settings)
-    log = owned_log.OwnedLog(stream, NAME, journal.KeyedState())
+    log = owned_log.OwnedLog(stream, NAME, keyed_state.KeyedState())
     await log.start()
     await log.own(1)
     await log.append([(b"first", b"x" * (pages.PAGE_BYTES + 1))])  # its body is before the others
@@ -562,7 +563,7 @@ async def test_a_standby_reads_a_restored_log_again(connect: fixtures.Connect):
     """Sequences after the backup are assigned a second time: its pages are not those that it has read."""
     bus = await connect("a")
     stream = await bus.stream(STREAM)
-    states = [journal.KeyedState() for _ in range(3)]
+    states = [keyed_state.KeyedState() for _ in range(3)]
     former, standby, later = (owned_log.OwnedLog(stream, NAME, state) for state in states)
     await former.start()
     await former.own(1)
@@ -600,7 +601,7 @@ async def test_an_owner_goes_on_after_the_end_of_its_log_was_lost(
 ):
     """As by a broker that syncs at intervals, after a power cut."""
     async with await simulated_network.connect("a") as bus:
-        log = owned_log.OwnedLog(await bus.stream(STREAM), NAME, state := journal.KeyedState())
+        log = owned_log.OwnedLog(await bus.stream(STREAM), NAME, state := keyed_state.KeyedState())
         await log.start()
         await log.own(1)
         for number in range(5):

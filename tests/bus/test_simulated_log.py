@@ -17,7 +17,7 @@ from muster.bus.log import journal, owned_log, pages
 from muster.bus.memory import network
 from muster.core import errors
 from muster.testing import virtual_clock
-from tests.bus import test_simulated_leases
+from tests.bus import keyed_state, test_simulated_leases
 
 STREAM = api.StreamSettings("logs", subjects=("log.>",), max_bytes=1 << 30, max_age_s=0, allow_delete=True)
 NAME = "log.sim"
@@ -45,7 +45,7 @@ class Checker:
                 f"{record.value!r} is there twice"
             )
 
-    def end(self, state: journal.KeyedState) -> None:
+    def end(self, state: keyed_state.KeyedState) -> None:
         for value, position in self.acknowledged.items():
             assert self.versions.get(value) == position, f"{value!r} was acknowledged at {position}"
         assert not self.refused & self.versions.keys(), "refused, and stored all the same"
@@ -58,7 +58,7 @@ class Checker:
             assert present is None or present.version == last
 
 
-class CheckedState(journal.KeyedState):
+class CheckedState(keyed_state.KeyedState):
     def __init__(self, checker: Checker) -> None:
         super().__init__()
         self._checker = checker

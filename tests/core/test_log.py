@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -100,7 +101,7 @@ def test_an_event_that_clients_repeat_does_not_displace_others(
     stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events, now_s = log.EventLog("manage"), 0.0
-    monkeypatch.setattr(log.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
     for number in range(3000):
         events.warning("bad-event", number=number)
     events.warning("other")

@@ -41,7 +41,7 @@ from muster.bus.direct import bus as direct_bus
 from muster.bus.direct import dialer, nearest
 from muster.bus.http import client as http_client
 from muster.bus.http import server
-from muster.bus.log import journal, owned_log
+from muster.bus.log import owned_log
 from muster.cli import command
 from muster.cli.monitoring import simulate
 from muster.cli.resources import agent
@@ -71,6 +71,7 @@ from muster.trust.permissions import roles
 from muster.web import server as web_server
 from muster.web import settings as web_settings
 from tests import debian
+from tests.bus import keyed_state
 from tests.manage import podman, test_adapters
 from tests.manage.conftest import broker_access as broker_access
 from tests.manage.conftest import fleet as fleet
@@ -536,7 +537,7 @@ async def test_a_failure_of_each_loop_that_needs_little_is_followed_by_a_restart
         await stack.enter_async_context(_revocation(monkeypatch))
         await stack.enter_async_context(_renewal(monkeypatch, tmp_path))
         logs = api.StreamSettings("logs", subjects=("log.>",), max_bytes=1 << 20, max_age_s=0)
-        log = owned_log.OwnedLog(await bus.stream(logs), "log.a", journal.KeyedState())
+        log = owned_log.OwnedLog(await bus.stream(logs), "log.a", keyed_state.KeyedState())
         stack.push_async_callback(log.stop)
         await log.start()
         waiting = asyncio.create_task(second.acquire("leader"))

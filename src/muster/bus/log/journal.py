@@ -27,7 +27,7 @@ REQUESTS_MAX = 100_000
 
 
 class LogState(Protocol):
-    """The state in memory. `KeyedState` is one for records that fit into it."""
+    """The state in memory."""
 
     def apply(self, record: pages.OwnedRecord, version: int, position: int) -> None:
         """A stored record; of one that was rewritten only the position is new."""
@@ -43,36 +43,6 @@ class LogState(Protocol):
 
     @property
     def live_bytes(self) -> int: ...
-
-
-class KeyedRecord(msgspec.Struct, frozen=True):
-    value: bytes
-    version: int
-    position: int
-
-
-class KeyedState:
-    """Holds the present value of each key."""
-
-    def __init__(self) -> None:
-        self.records: dict[bytes, KeyedRecord] = {}
-        self.live_bytes = 0
-
-    def apply(self, record: pages.OwnedRecord, version: int, position: int) -> None:
-        former = self.records.pop(record.key, None)
-        if former is not None:
-            self.live_bytes -= len(record.key) + len(former.value)
-        if record.value is not None:
-            self.records[record.key] = KeyedRecord(record.value, version, position)
-            self.live_bytes += len(record.key) + len(record.value)
-
-    def holds(self, key: bytes, position: int) -> bool:
-        record = self.records.get(key)
-        return record is not None and record.position == position
-
-    def reset(self) -> None:
-        self.records.clear()
-        self.live_bytes = 0
 
 
 class StoredPage(msgspec.Struct, frozen=True):

@@ -157,7 +157,9 @@ async def test_a_partition_of_queues_without_a_dispatcher(
     running = home.RunningDomain(
         domain="local", pid=os.getpid(), started_at_s=0.0, version="", servers=(broker.url,)
     )
-    state, words, _ = await doctor.queues(doctor.DoctorTarget(place, loaded, running))
+    target = doctor.DoctorTarget(place, loaded, running)
+    async with await doctor._connect(await asyncio.to_thread(doctor._local_route, target)) as bus:
+        state, words, _ = await doctor.queues(target, bus)
     assert (state, words) == (doctor.FAULT, "partition 0 has no dispatcher")
 
 
@@ -253,7 +255,7 @@ def test_the_command_has_a_form_for_programs_and_an_exit_code(place: home.Home):
     answer = driver.quick("doctor", "-o", "json", home=place.root)
     assert answer.code == 0, answer.err
     assert {finding["check"] for finding in answer.json()} == {
-        check.__name__.replace("_", " ").strip() for check in doctor.CHECKS
+        check.__name__.replace("_", " ").strip() for check in (*doctor.CHECKS, *doctor.BUS_CHECKS)
     }
     (place.root / "local" / "keys").chmod(0o755)
     assert driver.quick("doctor", home=place.root).code == 1

@@ -90,6 +90,7 @@ class DoctorTarget:
 
 CheckOutcome = tuple[str, str, str]
 Check = Callable[[DoctorTarget], Awaitable[CheckOutcome]]
+BusCheck = Callable[[DoctorTarget, api.Bus], Awaitable[CheckOutcome]]  # of a domain that runs
 
 
 async def run_checks(target: DoctorTarget) -> list[CheckResult]:
@@ -100,16 +101,30 @@ async def run_checks(target: DoctorTarget) -> list[CheckResult]:
         checks = CHECKS
     else:
         checks = (*MACHINE, ports, home_)
-    results = []
-    for check in checks:
-        name = check.__name__.replace("_", " ").strip()
-        try:
-            results.append(CheckResult(name, *await check(target)))
-        except errors.MusterError as error:
-            results.append(CheckResult(name, FAULT, error.message, error.hint or ""))
-        except Exception as error:  # noqa: BLE001  (a failing check must not hide the others)
-            results.append(CheckResult(name, FAULT, f"{type(error).__name__}: {error}", "report this"))
-    return results
+    results = [await _result(check, check(target)) for check in checks]
+    if checks is not CHECKS:
+        return results
+    if target.running is None:
+        return results + [CheckResult(_name(check), OK, "the domain is not running") for check in BUS_CHECKS]
+    try:
+        route = await asyncio.to_thread(_local_route, target)
+        async with await _connect(route) as bus:
+            return results + [await _result(check, check(target, bus)) for check in BUS_CHECKS]
+    except errors.MusterError as error:
+        return [*results, CheckResult("bus", FAULT, error.message, error.hint or "")]
+
+
+def _name(check: Callable[..., object]) -> str:
+    return check.__name__.replace("_", " ").strip()
+
+
+async def _result(check: Callable[..., object], outcome: Awaitable[CheckOutcome]) -> CheckResult:
+    try:
+        return CheckResult(_name(check), *await outcome)
+    except errors.MusterError as error:
+        return CheckResult(_name(check), FAULT, error.message, error.hint or "")
+    except Exception as error:  # noqa: BLE001  (a failing check must not hide the others)
+        return CheckResult(_name(check), FAULT, f"{type(error).__name__}: {error}", "report this")
 
 
 async def python(_: DoctorTarget) -> CheckOutcome:
@@ -345,23 +360,19 @@ async def rules(target: DoctorTarget) -> CheckOutcome:
     return OK, f"{units.format_count(len(files), 'file')} of rules, valid", ""
 
 
-async def reports(target: DoctorTarget) -> CheckOutcome:
+async def reports(target: DoctorTarget, bus: api.Bus) -> CheckOutcome:
     """Whether the stream of reports holds as many hours as it should, at the rate of what it has."""
-    route = await asyncio.to_thread(_local_route, target)
-    if target.running is None or not route.servers:
-        return OK, "the domain is not running", ""
-    async with await _connect(route) as bus:
-        try:
-            stream = await bus.open_stream(columns.REPORTS_STREAM)
-            state = await stream.state()
-            times_s = [
-                (await stream.get(sequence)).stored_at_ns / 1e9
-                for sequence in (state.first_sequence, state.last_sequence)
-                if state.messages > 1
-            ]
-            limits = {budget.stream: budget.limit_bytes for budget in await bus.budgets()}
-        except errors.NotFound:
-            return OK, "there are none", ""
+    try:
+        stream = await bus.open_stream(columns.REPORTS_STREAM)
+        state = await stream.state()
+        times_s = [
+            (await stream.get(sequence)).stored_at_ns / 1e9
+            for sequence in (state.first_sequence, state.last_sequence)
+            if state.messages > 1
+        ]
+        limits = {budget.stream: budget.limit_bytes for budget in await bus.budgets()}
+    except errors.NotFound:
+        return OK, "there are none", ""
     limit_bytes = limits[columns.REPORTS_STREAM]
     return judge_reports(target.settings.retention, state.bytes, limit_bytes, times_s)
 
@@ -393,13 +404,9 @@ def judge_reports(
     )
 
 
-async def streams(target: DoctorTarget) -> CheckOutcome:
+async def streams(target: DoctorTarget, bus: api.Bus) -> CheckOutcome:
     """Whether all replicas of the streams are current, and whether their budgets have room."""
-    route = await asyncio.to_thread(_local_route, target)
-    if target.running is None or not route.servers:
-        return OK, "the domain is not running", ""
-    async with await _connect(route) as bus:
-        budgets = await bus.budgets()
+    budgets = await bus.budgets()
     if not budgets:
         return OK, "there are none", ""
     behind: dict[str, list[str]] = {}
@@ -420,21 +427,20 @@ async def streams(target: DoctorTarget) -> CheckOutcome:
     return OK, room, ""
 
 
-async def machines(target: DoctorTarget) -> CheckOutcome:
+async def machines(target: DoctorTarget, bus: api.Bus) -> CheckOutcome:
     """Whether each machine of the domain has been heard, and works."""
     known = await asyncio.to_thread(membership.load, target.folder)
-    if known is None or target.running is None:
-        return OK, "this domain is on one machine" if known is None else "the domain is not running", ""
-    async with await _connect(await asyncio.to_thread(_local_route, target)) as bus:
-        try:
-            rows = await bootstrap_client.BootstrapClient(bus, timeout_s=REGISTRY_S).machines()
-        except errors.Unavailable:
-            first = known.machines[0].name
-            return (
-                FAULT,
-                f"{first}, which signs accounts, does not reply: nothing can join or be revoked",
-                "start it, or see docs/guides/three-machines.md",
-            )
+    if known is None:
+        return OK, "this domain is on one machine", ""
+    try:
+        rows = await bootstrap_client.BootstrapClient(bus, timeout_s=REGISTRY_S).machines()
+    except errors.Unavailable:
+        first = known.machines[0].name
+        return (
+            FAULT,
+            f"{first}, which signs accounts, does not reply: nothing can join or be revoked",
+            "start it, or see docs/guides/three-machines.md",
+        )
     silent = [f"{row.name} has not been heard for {row.age_s:.0f} s" for row in rows if row.state == "silent"]
     late = [f"{row.name}: {row.report.problem}" for row in rows if row.report and row.state == "late"]
     if silent or late:
@@ -448,26 +454,23 @@ async def machines(target: DoctorTarget) -> CheckOutcome:
     return OK, f"{len(rows)} of {len(rows)} work", ""
 
 
-async def queues(target: DoctorTarget) -> CheckOutcome:
+async def queues(target: DoctorTarget, bus: api.Bus) -> CheckOutcome:
     """Whether each partition of the queues has a dispatcher."""
-    if not target.settings.message.enabled or target.running is None:
+    if not target.settings.message.enabled:
         return OK, "no dispatcher runs here", ""
-    async with await _connect(await asyncio.to_thread(_local_route, target)) as bus:
-        problem, finding, advice = await queue_owners.examine(bus, target.settings.message.partitions)
+    problem, finding, advice = await queue_owners.examine(bus, target.settings.message.partitions)
     return FAULT if problem else WARNING if advice else OK, finding, advice
 
 
-async def resources(target: DoctorTarget) -> CheckOutcome:
+async def resources(target: DoctorTarget, bus: api.Bus) -> CheckOutcome:
     """Which resources failed, cannot be reached, or are down against their desired state."""
-    if not target.settings.manage.enabled or target.running is None:
+    if not target.settings.manage.enabled:
         return OK, "no registry runs here", ""
-    async with await _connect(await asyncio.to_thread(_local_route, target)) as bus:
-        manage = manage_client.ManageClient(bus)
-        failed = (await manage.enumerate(where="state = 'failed'", limit=LOOKED_AT_MAX)).items
-        others = (
-            await manage.enumerate(where="state IN ('unknown', 'late', 'down')", limit=LOOKED_AT_MAX)
-        ).items
-        summary = await manage.summary()
+    manage = manage_client.ManageClient(bus)
+    failed = (await manage.enumerate(where="state = 'failed'", limit=LOOKED_AT_MAX)).items
+    late = "state IN ('unknown', 'late', 'down')"
+    others = (await manage.enumerate(where=late, limit=LOOKED_AT_MAX)).items
+    summary = await manage.summary()
     bad = [*failed, *(row for row in others if row.state != "down" or row.desired == "up")]
     if not bad:
         return OK, f"{units.format_count(summary.resources, 'resource')}, none failed or out of reach", ""
@@ -482,13 +485,12 @@ async def resources(target: DoctorTarget) -> CheckOutcome:
     )
 
 
-async def agents(target: DoctorTarget) -> CheckOutcome:
+async def agents(target: DoctorTarget, bus: api.Bus) -> CheckOutcome:
     """Whether something runs on machines where it does not belong."""
-    if target.running is None or not target.settings.manage.enabled:
+    if not target.settings.manage.enabled:
         return OK, "no registry runs here", ""
-    async with await _connect(await asyncio.to_thread(_local_route, target)) as bus:
-        fleet = manage_client.ManageClient(bus, timeout_s=REGISTRY_S)
-        orphans, forgotten = await fleet.orphans(), await fleet.forgotten()
+    fleet = manage_client.ManageClient(bus, timeout_s=REGISTRY_S)
+    orphans, forgotten = await fleet.orphans(), await fleet.forgotten()
     if orphans:
         shown = ", ".join(f"{row.name} on {row.agent} ({row.reason})" for row in orphans[:NAMED_MAX])
         return (
@@ -507,22 +509,8 @@ async def agents(target: DoctorTarget) -> CheckOutcome:
 
 
 MACHINE: tuple[Check, ...] = (python, broker_program, extras, java, clock, disk, open_files)
-CHECKS: tuple[Check, ...] = (
-    *MACHINE,
-    keys,
-    tls,
-    ports,
-    domain_,
-    processes,
-    machines,
-    brokers,
-    streams,
-    reports,
-    queues,
-    resources,
-    rules,
-    agents,
-)
+CHECKS: tuple[Check, ...] = (*MACHINE, keys, tls, ports, rules, domain_, processes, brokers)
+BUS_CHECKS: tuple[BusCheck, ...] = (machines, streams, reports, queues, resources, agents)
 
 
 def _local_route(target: DoctorTarget) -> ConnectionRoute:

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from muster.app import settings
+from muster.app.machines import program
 from muster.app.operations import systemd_unit
 from muster.bus.client import counters
 from muster.cli import main
@@ -25,6 +26,7 @@ from muster.manage.agent import resource_metrics
 from muster.pipeline.job import progress
 from muster.testing.plugin import require_part
 from tests import debian
+from tests.cli import driver
 from tests.gateways.amqp import java_project
 
 ROOT = Path(__file__).parents[2]
@@ -276,3 +278,9 @@ async def test_the_manifest_of_the_pipeline_fits_the_schema_of_kubernetes():
         str(python), "-m", "kubernetes_validate", "--strict", "broken.yaml", cwd=folder
     )
     assert code != 0
+
+
+def test_a_unit_starts_the_program_however_it_was_called(tmp_path: Path):
+    """`python -m muster` is called by the path of a module."""
+    answer = driver.run("systemd", home=tmp_path)
+    assert f"\nExecStart={program.current()} up\n" in answer.out

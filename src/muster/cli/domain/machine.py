@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -302,11 +301,12 @@ def _install(place: home.Home) -> None:
     import os
     import subprocess
 
+    from muster.app.machines import program
     from muster.app.operations import systemd_unit
     from muster.core import errors, files
 
     is_root = os.geteuid() == 0
-    text = systemd_unit.unit(program=Path(sys.argv[0]).absolute(), home=place.root)
+    text = systemd_unit.unit(program=Path(program.current()), home=place.root)
     folder = Path("/etc/systemd/system") if is_root else files.expanded("~/.config/systemd/user")
     if is_root:
         text = text.replace("WantedBy=default.target", "WantedBy=multi-user.target")

@@ -35,8 +35,9 @@ def systemd(invocation: command.Invocation, user: str, program: Path | None) -> 
     It starts the domain with the machine, and restarts it after a crash and when it does not respond.
     """
     from muster.app import home
+    from muster.app.machines import program as program_
     from muster.app.operations import systemd_unit
 
-    chosen = program or Path(sys.argv[0])
+    chosen = program or Path(program_.current())
     root = home.Home.find(invocation.home).root
     sys.stdout.write(systemd_unit.unit(program=chosen.absolute(), home=root, user=user))

@@ -97,13 +97,13 @@ async def test_clients_connect_to_a_node_directly_with_their_rights(tmp_path):
             contexts, viewer = client.InformClient(ann), client.InformClient(vic)
             await contexts.put("k", b"v")
             for reader, bus in ((contexts, ann), (viewer, vic)):
-                assert await _link(reader, bus) == process._identity
+                assert await _link(reader, bus) == process.name
                 assert (await reader.get("k", max_staleness_s=0)).value == b"v"
             assert (await contexts.put("k", b"w")).status in ("normal", "updated")
             with pytest.raises(errors.Forbidden):
                 await viewer.put("k", b"forged")
             assert (await viewer.get("k", max_staleness_s=0)).value == b"w"
-            revoked = _links(vic)[process._identity]
+            revoked = _links(vic)[process.name]
             await asyncio.to_thread(keyring.Keyring.open(made.keys_folder).revoke, "vic")
             # By the node, or with the connection to the broker: whichever notices the revocation first.
             await asyncio.wait_for(revoked.ended, 10)
@@ -112,7 +112,7 @@ async def test_clients_connect_to_a_node_directly_with_their_rights(tmp_path):
             os.kill(pid, signal.SIGKILL)
             assert (await contexts.get("k")).value == b"w"
             await eventually(lambda: process.child.pid not in (None, pid) and process.ready.is_set())
-            assert await _link(contexts, ann) == process._identity
+            assert await _link(contexts, ann) == process.name
 
 
 def _links(bus: api.Bus) -> dict[str, link.DirectLink]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +13,11 @@ import msgspec
 from muster.app import access
 from muster.app.components import component
 from muster.app.components import context as context_
-from muster.app.supervisor import child_component, worker_config
+from muster.app.supervisor import forked_process, worker_config
 from muster.bus.http import health as http_health
 from muster.core import health, units
 from muster.core.settings import domain
 from muster.inform import settings
-from muster.supervision import children, os_process
 from muster.trust import identity_roles
 from muster.trust.permissions import roles
 
@@ -45,7 +45,7 @@ class InformationNodesComponent:
         self.forks = self._settings.processes
         self._stack = contextlib.AsyncExitStack()
         self.nodes: list[node_node.InformationNode] = []  # of this process
-        self.processes: list[NodeProcess] = []
+        self.processes: list[forked_process.ForkedProcess] = []
 
     async def start(self, context: context_.ComponentContext) -> None:
         self._storage_problem = context.storage_problem
@@ -68,7 +68,8 @@ class InformationNodesComponent:
         self.nodes.append(node)
 
     async def _begin_process(self, context: context_.ComponentContext, identity: str) -> None:
-        process = NodeProcess(context, self._settings, identity)
+        configure = functools.partial(_config, context, self._settings, identity)
+        process = forked_process.ForkedProcess(context, identity, configure)
         self._stack.push_async_callback(process.child.stop)
         self.processes.append(process)
         process.child.start_soon()
@@ -91,46 +92,6 @@ class InformationNodesComponent:
             if report.state is not health.HealthState.UP:
                 return component.ComponentHealth(report.state, report.reason)
         return component.ComponentHealth()
-
-
-class NodeProcess:
-    """A node in a process that the fork server starts. One whose health page does not reply is replaced."""
-
-    def __init__(
-        self, context: context_.ComponentContext, settings_: settings.InformSettings, identity: str
-    ) -> None:
-        self.ready = asyncio.Event()
-        self._context = context
-        self._settings = settings_
-        self._identity = identity
-        self._reported: http_health.HealthReport | None = None
-        self.child = children.ChildSupervisor(
-            identity,
-            self._launch,
-            probe=self._responds if context.settings.health.enabled else None,
-            probe_policy=child_component.PROBE_POLICY,
-        )
-
-    def health(self) -> http_health.HealthReport:
-        if self.child.state is not children.ChildState.RUNNING or not self.ready.is_set():
-            if self.child.is_crash_looping:
-                return http_health.HealthReport(health.HealthState.FAILED, self.child.describe_loop())
-            return http_health.HealthReport(health.HealthState.LATE, self.child.reason or "starting")
-        if not self.child.is_responding:
-            return http_health.HealthReport(health.HealthState.LATE, f"{self._identity} does not respond")
-        return self._reported or http_health.HealthReport()
-
-    async def _launch(self) -> children.ProcessHandle:
-        self.ready.clear()
-        self._reported = None
-        config = await asyncio.to_thread(_config, self._context, self._settings, self._identity)
-        pid = await self._context.fork_server.spawn(self._identity, config, lambda _: self.ready.set())
-        await asyncio.to_thread(self._context.folder.record_child, self._identity, pid)
-        return os_process.ForeignProcess(pid)
-
-    async def _responds(self) -> bool:
-        self._reported = await http_health.reported(self._context.folder.pages, self.child.pid)
-        return self._reported is not None
 
 
 def _config(

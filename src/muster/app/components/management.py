@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import pathlib
 import signal
@@ -17,18 +18,17 @@ from typing import Any
 
 import msgspec
 
-from muster.app import access, certificates, enrolment, identities, log_files
+from muster.app import access, certificates, enrolment, identities
 from muster.app.brokers import addresses
 from muster.app.components import bootstrap_client, component
 from muster.app.components import context as context_
 from muster.app.machines import admission, membership, program
 from muster.app.machines import roles as machine_roles_
-from muster.app.supervisor import child_component, endpoints, manager_count, worker_config
-from muster.bus.http import health as http_health
+from muster.app.supervisor import endpoints, forked_process, manager_count, worker_config
 from muster.bus.rpc import server
 from muster.core import errors, health
 from muster.manage import client, protocol, settings
-from muster.supervision import children, os_process, tasks
+from muster.supervision import os_process, tasks
 from muster.trust.permissions import roles
 
 KIND = bootstrap_client.KIND
@@ -57,8 +57,7 @@ class ManagementComponent:
         self._settings = manage_settings
         self._sensor = sensor
         self._context: context_.ComponentContext
-        self._children: dict[str, children.ChildSupervisor] = {}
-        self._unready: set[str] = set()
+        self._children: dict[str, forked_process.ForkedProcess] = {}
         self._server: server.RpcServer | None = None
         self._tasks = tasks.TaskSupervisor("management")
         # A machine that enrols again while its old credentials are about to end keeps the new ones.
@@ -100,8 +99,9 @@ class ManagementComponent:
             self._watch_forgotten()
 
     def _start_child(self, name: str) -> None:
-        self._children[name] = self._supervisor(name)
-        self._children[name].start_soon()
+        configure = functools.partial(_worker_config, self._context, self._settings, name, self._sensor)
+        self._children[name] = forked_process.ForkedProcess(self._context, name, configure)
+        self._children[name].child.start_soon()
 
     def _watch_managers(self) -> None:
         self._tasks.loop("managers", self._count_managers)
@@ -116,7 +116,7 @@ class ManagementComponent:
         while True:
             await asyncio.sleep(manager_count.LOOK_S)
             names = _manager_names(self._settings, counted.count)
-            pids = [pid for name in names if (pid := self._children[name].pid) is not None]
+            pids = [pid for name in names if (pid := self._children[name].child.pid) is not None]
             now_s = loop.time()
             active = await asyncio.to_thread(_active_ns, pids, now_s)
             due = _manager_names(self._settings, counted.look(now_s, active))
@@ -125,72 +125,37 @@ class ManagementComponent:
                 self._start_child(name)
             for name in names[len(due) :]:
                 self._context.log.info("manager-ended", manager=name)
-                await self._children[name].stop()
+                await self._children[name].child.stop()
                 del self._children[name]
-                self._unready.discard(name)
 
     async def stop(self) -> None:
         await self._tasks.close()
         if self._server is not None:
             await self._server.close()
-        await asyncio.gather(*(child.stop() for child in self._children.values()))
+        await asyncio.gather(*(process.child.stop() for process in self._children.values()))
 
     def health(self) -> component.ComponentHealth:
-        missing = [
-            name
-            for name, child in self._children.items()
-            if child.state is not children.ChildState.RUNNING
-            or name in self._unready
-            or not child.is_responding
-        ]
         facts = {"management": self._processes()}
-        looping = [self._children[name] for name in missing if self._children[name].is_crash_looping]
-        if looping:
-            reason = "; ".join(child.describe_loop() for child in looping)
-            return component.ComponentHealth(health.HealthState.FAILED, reason, facts)
-        if missing:
-            return component.ComponentHealth(
-                health.HealthState.LATE, f"starting or silent: {', '.join(missing)}", facts
-            )
+        problems = {name: problem for name, child in self._children.items() if (problem := child.problem)}
+        failed = [known.reason for known in problems.values() if known.state is health.HealthState.FAILED]
+        if failed:
+            return component.ComponentHealth(health.HealthState.FAILED, "; ".join(failed), facts)
+        if problems:
+            reason = f"starting or silent: {', '.join(problems)}"
+            return component.ComponentHealth(health.HealthState.LATE, reason, facts)
         return component.ComponentHealth(facts=facts)
 
     def _processes(self) -> list[bootstrap_client.ProcessRow]:
         return [
             bootstrap_client.ProcessRow(
                 name=name,
-                state=child.state.value if child.is_responding else "silent",
-                pid=child.pid,
-                starts=child.starts,
-                reason=child.reason,
+                state=process.child.state.value if process.child.is_responding else "silent",
+                pid=process.child.pid,
+                starts=process.child.starts,
+                reason=process.child.reason,
             )
-            for name, child in self._children.items()
+            for name, process in self._children.items()
         ]
-
-    def _supervisor(self, name: str) -> children.ChildSupervisor:
-        async def launch() -> children.ProcessHandle:
-            task = await asyncio.to_thread(_worker_config, self._context, self._settings, name, self._sensor)
-            self._unready.add(name)
-            pid = await self._context.fork_server.spawn(name, task, self._unready.discard)
-            await asyncio.to_thread(self._context.folder.record_child, name, pid)
-            return os_process.ForeignProcess(pid)
-
-        async def responds() -> bool:
-            pid = self._children[name].pid
-            return await http_health.reported(self._context.folder.pages, pid) is not None
-
-        async def describe_end(_: int | None) -> errors.MusterError:
-            log_file = self._context.folder.logs / f"{name}.log"
-            words = await asyncio.to_thread(log_files.last_words, log_file)
-            ended = self._children[name].describe_kill() or ": ".join(filter(None, ("ended", words)))
-            return errors.Unavailable(f"{ended}; see {log_file}")
-
-        return children.ChildSupervisor(
-            name,
-            launch,
-            describe_end=describe_end,
-            probe=responds if self._context.settings.health.enabled else None,
-            probe_policy=child_component.PROBE_POLICY,
-        )
 
     # Requests
 
@@ -233,7 +198,7 @@ class ManagementComponent:
         return self._processes()
 
     async def _kill(self, name: str, number: int = signal.SIGKILL) -> bootstrap_client.KilledProcess:
-        pid = self._children[name].pid if name in self._children else None
+        pid = self._children[name].child.pid if name in self._children else None
         if pid is None:
             known = ", ".join(self._children)
             raise errors.NotFound(f"no process {name!r} runs here", hint=f"running: {known}")

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -102,7 +100,7 @@ class RequestGuard:
             nonlocal started, refused
             if body.refusal is not None and not started:
                 started = refused = True  # replaces the response of the application
-                await _refuse(body.refusal, send)
+                await problems.response(body.refusal)(scope, receive, send)
             if refused:
                 return
             if message["type"] == "http.response.start":
@@ -123,7 +121,7 @@ class RequestGuard:
                 return
             if started:
                 raise
-            await _refuse(error, send)
+            await problems.response(error)(scope, receive, send)
 
     def _check(self, scope: Scope, headers: dict[str, str]) -> None:
         if host_name(headers.get("host", "")) not in self._names:
@@ -178,20 +176,3 @@ class RequestBody:
         if not message.get("more_body"):
             self._until_s = None
         return message
-
-
-async def _refuse(error: errors.MusterError, send: Any) -> None:
-    body = json.dumps(problems.document(error)).encode()
-    headers = {
-        "content-type": problems.MEDIA_TYPE,
-        "content-length": str(len(body)),
-        **problems.headers(error),
-    }
-    await send(
-        {
-            "type": "http.response.start",
-            "status": problems.status_of(error),
-            "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
-        }
-    )
-    await send({"type": "http.response.body", "body": body})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from starlette.responses import JSONResponse
+
 from muster.core import errors
 
 MEDIA_TYPE = "application/problem+json"
@@ -53,6 +55,10 @@ def document(error: errors.MusterError) -> dict[str, Any]:
     if isinstance(error, errors.Conflict) and error.actual is not None:
         problem["actual"] = error.actual
     return problem
+
+
+def response(error: errors.MusterError) -> JSONResponse:
+    return JSONResponse(document(error), status_of(error), headers(error), MEDIA_TYPE)
 
 
 def headers(error: errors.MusterError) -> dict[str, str]:

@@ -120,12 +120,7 @@ async def _problem(request: Request, error: Exception) -> Response:
     assert isinstance(error, errors.MusterError)
     if not _is_api(request):
         return await routes.failed(request, error)
-    return JSONResponse(
-        problems.document(error),
-        status_code=problems.status_of(error),
-        media_type=problems.MEDIA_TYPE,
-        headers=problems.headers(error),
-    )
+    return problems.response(error)
 
 
 async def _invalid(request: Request, error: Exception) -> Response:

@@ -98,7 +98,6 @@ UNSUPERVISED = {
     "bus/memory/streams.py: _Reading._change": "awaited in place",
     "bus/rpc/single_flight.py: SingleFlight.once": "awaited by all callers",
     "cli/monitoring/simulate.py: _play": "awaited in place",
-    "client/fleet.py: AsyncFleet.run_inside": "awaited in place",
     "client/front.py: AsyncMuster._spawn": "a failure ends run() and is raised there",
     "client/front.py: AsyncMuster._decorator": "awaited by run()",
     "client/messages.py: AsyncSubscription.__init__": "an error is raised to the reader",

@@ -497,6 +497,47 @@ def test_a_change_by_hand_during_an_update_is_kept(run):
     run(scenario)
 
 
+def test_a_later_apply_of_some_resources_replaces_their_steps_only(run):
+    async def scenario(world: RegistryWorld) -> None:
+        await world.client.apply(manifest(*NAMES), wait_s=60)
+        first = await world.client.apply(manifest(*NAMES, healthy=True))
+        await until(lambda: "web-1" in _began(world, first.rollout))
+        # One that is done, one that has begun, and one that has not
+        second = await world.client.apply(manifest(*NAMES[:3], life_s=9.0))
+        rows_ = [await world.client.wait_rollout(each.rollout, timeout_s=300) for each in (second, first)]
+        assert [row.state for row in rows_] == ["done", "done"]
+        assert rows_[1].counts == {"done": 1, "replaced": 2, "skipped": 1}
+        configs = [world.registry.state.resources[name].spec.config for name in NAMES]
+        assert configs == [{"life_s": 9.0}] * 3 + [{"healthy": True}]
+
+    run(scenario)
+
+
+def test_what_another_update_has_replaced_is_not_reverted(run):
+    async def scenario(world: RegistryWorld) -> None:
+        await world.client.apply(manifest(*NAMES), wait_s=60)
+        first = await world.client.apply(manifest(*NAMES, healthy=True))
+        await until(lambda: "web-1" in _began(world, first.rollout))
+        await world.client.apply(manifest("web-0", life_s=9.0), wait_s=100)
+        aborted = await world.client.abort(first.rollout)
+        assert aborted.state == "stopping"
+        row = await world.client.wait_rollout(first.rollout, timeout_s=100)
+        await world.client.wait_rollout(row.reverted_by, timeout_s=200)
+        assert [world.registry.state.resources[name].spec.config for name in NAMES] == [
+            {"life_s": 9.0},
+            {},
+            {},
+            {},
+        ]
+
+    run(scenario)
+
+
+def _began(world: RegistryWorld, id: str) -> set[str]:
+    live = world.registry._handlers.rollouts._live.get(id)
+    return set() if live is None else {n for n, step in live.rollout.steps.items() if step.state != "pending"}
+
+
 def test_a_policy_that_cannot_be_is_refused_with_its_line(run):
     async def scenario(world: RegistryWorld) -> None:
         with pytest.raises(errors.InvalidInput, match=r"resources\[0\].update.max_parallel"):

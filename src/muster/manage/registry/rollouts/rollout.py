@@ -39,6 +39,7 @@ from muster.manage.registry import records
 # States of a step
 PENDING, RUNNING, DONE, FAILED = "pending", "running", "done", "failed"
 UNREACHABLE, IN_DOUBT, SKIPPED = "unreachable", "in-doubt", "skipped"
+REPLACED = "replaced"  # it had begun, and another update changes its resource
 # A rollout is running, paused, done or one of these. An update is stopping until its logs are read and what
 # reverts it has begun.
 PAUSED, STOPPING, STOPPED, SUPERSEDED = "paused", "stopping", "stopped", "superseded"
@@ -206,7 +207,7 @@ class Rollout(msgspec.Struct, kw_only=True, omit_defaults=True, dict=True):
         return {
             name: RolloutStep(before=step.after, after=step.proven or step.before)
             for name, step in self.steps.items()
-            if step.state not in (PENDING, SKIPPED)
+            if step.state not in (PENDING, SKIPPED, REPLACED)
             and (step.before is not None or (step.after is not None and step.after.group in known))
         }
 
@@ -227,11 +228,13 @@ class Rollout(msgspec.Struct, kw_only=True, omit_defaults=True, dict=True):
 
 
 class RolloutEngine:
-    """The decisions about a rollout, and the times that they need. ``changed``: steps to be stored."""
+    """The decisions about a rollout, and the times that they need. ``changed``: steps to be stored.
+    ``replaces``: by rollout, the steps that end when this one is stored."""
 
     def __init__(self, rollout: Rollout, now: float) -> None:
         self.rollout = rollout
         self.changed: set[str] = set()
+        self.replaces: dict[str, set[str]] = {}
         # Of an operation: those whose result is not known yet
         self.operating: set[str] = set() if rollout.is_update else set(rollout.named(RUNNING))
         self._began_at = dict.fromkeys(rollout.named(RUNNING), now)
@@ -297,6 +300,11 @@ class RolloutEngine:
     def skip(self, name: str, reason: str) -> None:
         """The step does not apply any more."""
         self._move(name, SKIPPED, reason)
+
+    def replace(self, names: Iterable[str], by: str) -> None:
+        """Another update changes these resources."""
+        for name in names:
+            self._move(name, *replacement(self.rollout.steps[name], by))
 
     def fail(self, name: str, reason: str) -> None:
         self._move(name, FAILED, reason)
@@ -446,6 +454,11 @@ class RolloutEngine:
         else:
             broken = (name for name in view.unhealthy if name in steps and steps[name].state not in given_up)
         return sum(1 for _ in itertools.islice(broken, most + 1))
+
+
+def replacement(step: RolloutStep, by: str) -> tuple[str, str]:
+    """State and reason of a step whose resource the rollout ``by`` changes now."""
+    return SKIPPED if step.state in (PENDING, SKIPPED) else REPLACED, f"rollout {by} replaces it"
 
 
 def rollout_id(request: str) -> str:

@@ -128,7 +128,7 @@ class RolloutExecutor:
         reverts: str = "",
     ) -> tuple[rollout.RolloutEngine, records.RegistryChanges, list[registry_log.RecordChange]]:
         """An update whose first steps have begun, their changes, and its records: to be committed together,
-        and then to be started. Other updates of these resources are superseded."""
+        and then to be started. It replaces the steps of other updates of these resources."""
         set_waves(state, steps)
         active = [update for update in self.active_updates() if update.id != reverts]
         for update in active:
@@ -154,19 +154,8 @@ class RolloutExecutor:
         begun.size = sum(len(value) for _, _, value in written if value is not None)
         written[0] = next(_records(begun.header(), {}))
         engine.changed.clear()
-        superseded = [
-            header for header in (self._superseded(other, begun) for other in active) if header is not None
-        ]
-        written += [record for header in superseded for record in _records(header, {})]
+        written += [record for other in active for record in _replaced(other, engine)]
         return engine, changes, [*self._expired(), *written]
-
-    @staticmethod
-    def _superseded(other: rollout.Rollout, by: rollout.Rollout) -> rollout.Rollout | None:
-        left = {*other.named(rollout.PENDING), *other.named(rollout.RUNNING), *other.named(rollout.FAILED)}
-        if not left & by.steps.keys():
-            return None
-        reason = f"rollout {by.id} replaces it"
-        return msgspec.structs.replace(other.header(), state=rollout.SUPERSEDED, reason=reason)
 
     def active_updates(self) -> list[rollout.Rollout]:
         """Updates that have not ended, with their steps."""
@@ -350,9 +339,10 @@ class RolloutExecutor:
         return {(header.id, state): count for header in headers for state, count in header.counts.items()}
 
     def start(self, engine: rollout.RolloutEngine) -> None:
-        """Continue a rollout that is stored. Those that it supersedes end."""
+        """Continue a rollout that is stored. What it replaces ends."""
         running = engine.rollout
         for other in self._live.values():
+            other.replace(engine.replaces.pop(other.rollout.id, ()), running.id)
             record = self._registry.log.get(ROLLOUTS, other.rollout.id)
             stored = record and msgspec.json.decode(record.value, type=rollout.Rollout)
             if stored and stored.state == rollout.SUPERSEDED:
@@ -525,6 +515,26 @@ def set_waves(state: assignments.AssignmentProcessor, steps: Mapping[str, rollou
     last = max(waves.values(), default=0) + 1
     for name, step in steps.items():
         step.wave = waves.get(name, last)
+
+
+def _replaced(other: rollout.Rollout, by: rollout.RolloutEngine) -> Iterator[registry_log.RecordChange]:
+    """The records of an update, of whose resources another one changes some. It ends if no others are
+    left."""
+    names = other.steps.keys() & by.rollout.steps.keys()
+    left = {*other.named(rollout.PENDING), *other.named(rollout.RUNNING), *other.named(rollout.FAILED)}
+    if left and left <= names:
+        reason = f"rollout {by.rollout.id} replaces it"
+        yield from _records(
+            msgspec.structs.replace(other.header(), state=rollout.SUPERSEDED, reason=reason), {}
+        )
+    elif names:
+        by.replaces[other.id] = names
+        replaced = dict[str, rollout.RolloutStep]()
+        for name in names:
+            state, reason = rollout.replacement(other.steps[name], by.rollout.id)
+            replaced[name] = msgspec.structs.replace(other.steps[name], state=state, reason=reason)
+        copied = msgspec.structs.replace(other, steps={**other.steps, **replaced})
+        yield from _records(copied.header(), replaced)
 
 
 def promote(

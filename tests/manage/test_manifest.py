@@ -213,6 +213,8 @@ NUMBER = "a number without quotes and without a unit: the name of the field has 
         ("config", "{command: [x], stop_s: 5s}", NUMBER),
         ("config", "{command: [x], cgroup: {memory_bytes: 10MB}}", NUMBER),
         ("config", "{command: [x, 80]}", 'a text: write it in quotes, such as "8080"'),
+        ("config", "{command: [x], umask: 9}", 'a text: write it in quotes, such as "8080"'),
+        ("config", "{command: [x], umask: '9'}", 'Mode bits that are removed from new files, such as "027".'),
     ],
 )
 def test_an_error_says_what_would_be_right(field, value, hint):

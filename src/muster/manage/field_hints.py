@@ -13,6 +13,7 @@ _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`")
 _WRONG = re.compile(r"Invalid enum value (?:'([^']*)')?")
 _NUMBER = re.compile(r"Expected `(?:int|float)\b[^`]*`, got `str`")
+_PATTERN = "Expected `str` matching regex"
 _TEXT = re.compile(r"Expected `str\b[^`]*`, got `(?:int|float|bool)`")
 NAMED_MAX = 20
 
@@ -36,6 +37,8 @@ def hint(kind: Any, message: str) -> str | None:
         return nearest(unknown[1], _names(_types(kind, path[:-1])))
     if wrong := _WRONG.search(problem):
         return nearest(wrong[1] or "", _values(_types(kind, path)))
+    if problem.startswith(_PATTERN):
+        return _description(kind, path)
     if _NUMBER.match(problem):
         return "a number without quotes and without a unit: the name of the field has the unit"
     if _TEXT.match(problem):
@@ -48,6 +51,14 @@ def nearest(word: str, names: Sequence[str]) -> str | None:
         return f"did you mean {near[0]!r}?"
     more = ", …" if len(names) > NAMED_MAX else ""
     return f"there are {', '.join(names[:NAMED_MAX])}{more}" if names else None
+
+
+def _description(kind: Any, path: Sequence[str | int]) -> str | None:
+    for each in _types(kind, path[:-1]):
+        for field in each.fields if isinstance(each, inspect.StructType) else ():
+            if field.encode_name == path[-1] and isinstance(field.type, inspect.Metadata):
+                return (field.type.extra_json_schema or {}).get("description")
+    return None
 
 
 def _types(kind: Any, path: Iterable[str | int]) -> list[inspect.Type]:

@@ -87,7 +87,7 @@ class ManifestError(errors.InvalidInput):
 class ManifestEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A resource: what it is, where it runs, and how it is kept in its desired state."""
 
-    name: Annotated[Name, doc("Its name, unique in the domain.")]
+    name: Annotated[Name, doc("Its name, unique in the domain: at most 128 letters, digits, - and _.")]
     type: Annotated[Name, doc("The type of resource, which determines `config` (see below).")]
     agent: Annotated[Name | None, doc("The agent that hosts it. Exactly one of `agent` and `where`.")] = None
     where: Annotated[

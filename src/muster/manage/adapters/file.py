@@ -209,7 +209,8 @@ class FileAdapter(base.Adapter):
             raise errors.Refused(f"cannot run {config.reload[0]}: {error.strerror or error}") from error
         if done.exit_code:
             reason = (done.errors or done.output).decode("utf-8", "replace").strip()[-500:]
-            raise errors.Refused(f"{config.reload[0]} exited with {done.exit_code}: {reason}")
+            details = f": {reason}" if reason else ""
+            raise errors.Refused(f"{config.reload[0]} exited with {done.exit_code}{details}")
 
     # What was there before
 

@@ -8,7 +8,9 @@ import os
 import sys
 import time
 
-from muster.app import log_files
+import pytest
+
+from muster.app import home, log_files, process
 from muster.app import settings as app_settings
 from muster.core.settings import domain, loader
 from muster.core.telemetry import log
@@ -33,6 +35,13 @@ def test_only_the_owner_reads_a_log(tmp_path):
         for _ in range(3):
             stream.write("a line\n")
     assert [piece.stat().st_mode & 0o777 for piece in tmp_path.iterdir()] == [0o600] * 3
+
+
+def test_only_the_owner_reads_the_errors_of_a_start(tmp_path):
+    folder = home.DomainFolder(tmp_path)
+    with pytest.raises(process.StartFailed):
+        process.detach(["up", "--no-such-option"], folder, timeout_s=60)
+    assert (folder.logs / process.ERRORS_NAME).stat().st_mode & 0o777 == 0o600
 
 
 def test_it_continues_where_it_stopped(tmp_path):

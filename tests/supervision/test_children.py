@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -238,6 +239,19 @@ async def test_a_child_that_ignores_sigterm_is_killed_unless_it_may_stay():
     assert await process.wait() == -signal.SIGKILL
     os.close(near)
     os.close(far)
+
+
+async def test_a_signal_does_not_take_the_exit_code_of_the_child_away(monkeypatch):
+    """As a poll does that finds the end of the child before asyncio does."""
+
+    def poll(self: object) -> None:
+        raise AssertionError("it may reap the child")
+
+    process = await asyncio.create_subprocess_exec("sleep", "60")
+    monkeypatch.setattr(subprocess.Popen, "poll", poll)
+    children.send_signal(process, signal.SIGTERM)
+    assert await process.wait() == -signal.SIGTERM
+    children.send_signal(process, signal.SIGTERM)
 
 
 async def test_a_stop_that_is_cancelled_ends_the_child_at_once():

@@ -102,7 +102,7 @@ class CapturedProcess:
         return code
 
     def send_signal(self, number: int, /) -> None:
-        self._process.send_signal(number)
+        children.send_signal(self._process, number)
 
 
 async def _capture_output(

@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import os
 import signal
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -290,7 +291,7 @@ class ChildSupervisor:
             _silences[self.name, silence.value] += 1
             events.error("child-unresponsive", reason=silence.value, **facts)
             self.killed_for = silence
-            _signal(process, signal.SIGKILL)
+            send_signal(process, signal.SIGKILL)
         elif self._probes.failures == self._probe_policy.failures_max:  # once until it replies
             _silences[self.name, silence.value] += 1
             events.warning("child-starved", busy_s_max=self._probe_policy.busy_s, **facts)
@@ -347,14 +348,14 @@ async def end_process(process: ProcessHandle, *steps: tuple[int, float], kill: b
     try:
         for number, patience_s in steps:
             if patience_s > 0 and not ended.done():
-                _signal(process, number)
+                send_signal(process, number)
                 await asyncio.wait((ended,), timeout=patience_s)
         if kill and not ended.done():
-            _signal(process, signal.SIGKILL)
+            send_signal(process, signal.SIGKILL)
             await asyncio.wait((ended,))
     except asyncio.CancelledError:
         if kill and not ended.done():
-            _signal(process, signal.SIGKILL)
+            send_signal(process, signal.SIGKILL)
         raise
     finally:
         ended.cancel()
@@ -362,6 +363,11 @@ async def end_process(process: ProcessHandle, *steps: tuple[int, float], kill: b
             await ended
 
 
-def _signal(process: ProcessHandle, number: int) -> None:
+def send_signal(process: ProcessHandle, number: int) -> None:
+    """Signal a process if it runs. The method of asyncio's processes asks for their end first: if it is the
+    first to see that, asyncio does not, and reports 255 as the exit code."""
     with contextlib.suppress(ProcessLookupError):
-        process.send_signal(number)
+        if not isinstance(process, asyncio.subprocess.Process):
+            process.send_signal(number)
+        elif process.returncode is None:
+            os.kill(process.pid, number)

@@ -281,8 +281,7 @@ class Broker:
                 await self._reload(process)
             except BaseException:
                 await asyncio.to_thread(files.write_config, self.config)
-                with contextlib.suppress(ProcessLookupError):
-                    process.send_signal(signal.SIGHUP)  # it may have accepted the new one
+                children.send_signal(process, signal.SIGHUP)  # it may have accepted the new one
                 raise
             self.config = settings
 
@@ -348,7 +347,7 @@ class Broker:
                 raise refusal
             return False
 
-        process.send_signal(signal.SIGHUP)
+        children.send_signal(process, signal.SIGHUP)
         try:
             await poll_until(loaded, timeout_s=RELOAD_TIMEOUT_S)
         except TimeoutError:
@@ -444,8 +443,7 @@ class Broker:
         if self._ends_since_s is None and self._child.process is not None:
             log.warning("broker %s: its disk has space again; restarting it", self.name)
             self._ends_since_s = now_s
-            with contextlib.suppress(ProcessLookupError):
-                self._child.process.send_signal(signal.SIGTERM)
+            children.send_signal(self._child.process, signal.SIGTERM)
         return self._ends_since_s is None or now_s - self._ends_since_s < STOP_TIMEOUT_S
 
     async def _describe_end(self, exit_code: int | None) -> errors.MusterError:

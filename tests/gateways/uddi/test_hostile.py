@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from typing import Any
 
 import pytest
 
 from muster.bus import api
 from muster.core.formats import xml
 from muster.gateways.soap import faults
-from muster.gateways.uddi import auth_tokens, endpoints, plain_entries, records, registry
+from muster.gateways.uddi import auth_tokens, endpoints, inquiry, plain_entries, records, registry
 from muster.gateways.uddi.model import keys, matcher, schema, standard_tmodels, wsdl
 from muster.inform import protocol, service_entries
 from muster.trust.login import password_checker, passwords
@@ -263,6 +264,28 @@ async def test_the_details_of_many_businesses_take_one_search(uddi: Uddi, monkey
     names = [element.text for element in detail.walk() if element.name == U("name")]
     assert names == ["b0", "s0", "b1", "s1", "b2", "s2"]
     assert searches == ["service", "business"]
+
+
+@pytest.mark.parametrize("search", ["service", "business", "binding", "tModel"])
+async def test_entities_are_compared_with_a_search_outside_of_the_event_loop(
+    uddi: Uddi, monkeypatch: pytest.MonkeyPatch, search: str
+):
+    await uddi.services.save(ENTRY)
+    threads: list[int] = []
+    matches = matcher.bag_matches
+
+    def noted(*arguments: Any, **options: Any) -> bool:
+        threads.append(threading.get_ident())
+        return matches(*arguments, **options)
+
+    monkeypatch.setattr(matcher, "bag_matches", noted)
+    reference = f'<keyedReference tModelKey="{TYPES}" keyName="" keyValue="{{}}"/>'
+    find = f"<find_{search}><categoryBag>{{}}</categoryBag></find_{search}>"
+    await uddi.ask(find.format(reference.format("x")))
+    assert search == "binding" or threads
+    assert threading.get_ident() not in threads
+    many = "".join(map(reference.format, range(inquiry.CRITERIA_MAX + 1)))
+    assert await uddi.fault(find.format(many)) == "E_tooManyOptions"
 
 
 async def test_the_entities_of_a_search_are_parsed_outside_of_the_event_loop(

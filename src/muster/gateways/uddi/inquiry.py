@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from muster.gateways.uddi.model import entities, faults, find_qualifiers, matche
 U = schema.UDDI
 ROWS_MAX = 1_000
 KEYS_MAX = 500
+CRITERIA_MAX = 100  # each is compared with all entities
 
 
 class InquiryPage(NamedTuple):
@@ -80,6 +82,7 @@ def keys_of(request: xml.XmlElement, name: str) -> list[str]:
 class InquiryHandler:
     def __init__(self, uddi_registry: registry.UddiRegistry) -> None:
         self._registry = uddi_registry
+        self._selecting = asyncio.Semaphore(registry.SEARCHES_MAX)
 
     # Searches.
 
@@ -98,18 +101,18 @@ class InquiryHandler:
             )
         businesses = await self._registry.find("business")
         services = await self._services_by_business(businesses, how)
-        matches = []
-        for business in businesses:
+
+        def matches(business: records.UddiRecord) -> bool:
             inside = services[business.key]
             bags = _bags(business.element, [each.element for each in inside], how)
             bindings = [binding for each in inside for binding in entities.bindings(each.element)]
-            if (
+            return (
                 criteria.match(business.element, bags, models, bindings)
                 and (related is None or business.key in related)
-                and (not urls or urls & entities.urls(business.element))
-            ):
-                matches.append(business)
-        page = paged(request, ordered(matches, how))
+                and (not urls or bool(urls & entities.urls(business.element)))
+            )
+
+        page = await self._page(request, how, lambda: list(filter(matches, businesses)))
         subset = "serviceSubset" in how or "bindingSubset" in how
         infos = [
             self._business_info(
@@ -180,18 +183,17 @@ class InquiryHandler:
         else:
             services = await self._registry.find("service")
         signed = await self._signed_businesses(how)
-        matches = [
-            service
-            for service in services
-            if criteria.match(
+
+        def matches(service: records.UddiRecord) -> bool:
+            return criteria.match(
                 service.element,
                 _bags(service.element, [], how),
                 models,
                 entities.bindings(service.element),
                 signed=service.business in signed,
             )
-        ]
-        page = paged(request, ordered(matches, how))
+
+        page = await self._page(request, how, lambda: list(filter(matches, services)))
         return xml.XmlElement(
             U("serviceList"),
             page.description,
@@ -216,21 +218,29 @@ class InquiryHandler:
         else:
             services = await self._registry.find("service")
         signed = await self._signed_businesses(how)
-        matches = [
-            records.UddiRecord(
-                "binding", binding.get("bindingKey") or "", binding, parent.owner, 0.0, parent.modified_at_s
-            )
-            for parent in services
-            for binding in entities.bindings(parent.element)
-            if criteria.match(
-                binding,
-                entities.bag(binding),
-                models,
-                [binding],
-                signed=parent.business in signed or entities.is_signed(parent.element),
-            )
-        ]
-        page = paged(request, ordered(matches, how))
+
+        def matches() -> list[records.UddiRecord]:
+            return [
+                records.UddiRecord(
+                    "binding",
+                    binding.get("bindingKey") or "",
+                    binding,
+                    parent.owner,
+                    0.0,
+                    parent.modified_at_s,
+                )
+                for parent in services
+                for binding in entities.bindings(parent.element)
+                if criteria.match(
+                    binding,
+                    entities.bag(binding),
+                    models,
+                    [binding],
+                    signed=parent.business in signed or entities.is_signed(parent.element),
+                )
+            ]
+
+        page = await self._page(request, how, matches)
         return xml.XmlElement(
             U("bindingDetail"),
             page.description,
@@ -245,8 +255,8 @@ class InquiryHandler:
             raise faults.fault(
                 faults.UddiErrorCode.FATAL_ERROR, "a search for tModels needs at least one criterion"
             )
-        matches = await self._matching_models(criteria)
-        page = paged(request, ordered(matches, how))
+        models = await self._registry.find("tmodel")
+        page = await self._page(request, how, lambda: _matching_models(criteria, models))
         return xml.XmlElement(
             U("tModelList"),
             page.description,
@@ -261,12 +271,15 @@ class InquiryHandler:
         businesses = await self._registry.find("business")
         return {business.key for business in businesses if entities.is_signed(business.element)}
 
-    async def _matching_models(self, criteria: _Criteria) -> list[records.UddiRecord]:
-        return [
-            model
-            for model in await self._registry.find("tmodel")
-            if not model.deleted and criteria.match(model.element, entities.bag(model.element))
-        ]
+    async def _page(
+        self,
+        request: xml.XmlElement,
+        how: find_qualifiers.FindQualifiers,
+        select: Callable[[], list[records.UddiRecord]],
+    ) -> InquiryPage:
+        """A page of what ``select`` returns. It may compare thousands of entities, so it runs in a thread."""
+        async with self._selecting:
+            return await asyncio.to_thread(lambda: paged(request, ordered(select(), how)))
 
     async def _models(self, request: xml.XmlElement) -> _Fingerprint:
         """Keys of an inner search are added to those of the bag. If there are none, nothing matches."""
@@ -274,8 +287,9 @@ class InquiryHandler:
         keys = entities.texts(bag, "tModelKey") if bag is not None else []
         inner = request.find(U("find_tModel"))
         if inner is not None:
-            matches = await self._matching_models(_Criteria(inner, _qualifiers(inner)))
-            keys += [model.key for model in matches]
+            criteria, there = _Criteria(inner, _qualifiers(inner)), await self._registry.find("tmodel")
+            async with self._selecting:
+                keys += [model.key for model in await asyncio.to_thread(_matching_models, criteria, there)]
         return _Fingerprint(keys, is_set=bag is not None or inner is not None)
 
     # Relations.
@@ -481,6 +495,12 @@ class _Criteria:
         self._categories = entities.bag(request)
         self._identifiers = entities.bag(request, "identifierBag")
         self._how = how
+        in_groups = [each for _, references in self._categories.groups for each in references]
+        number = len((*self._names, *self._categories.references, *self._identifiers.references, *in_groups))
+        if number > CRITERIA_MAX:
+            raise faults.fault(
+                faults.UddiErrorCode.TOO_MANY_OPTIONS, f"{number} criteria: the maximum is {CRITERIA_MAX}"
+            )
         for model, references in self._categories.groups:
             if model == matcher.BOX:
                 matcher.box(references)  # raise errors before the search
@@ -514,6 +534,14 @@ class _Criteria:
         if "orAllKeys" in how and self._categories:  # of both bags together
             return self.match_categories(categories) or models.match(bindings, how)
         return self.match_categories(categories) and models.match(bindings, how)
+
+
+def _matching_models(criteria: _Criteria, models: Sequence[records.UddiRecord]) -> list[records.UddiRecord]:
+    return [
+        model
+        for model in models
+        if not model.deleted and criteria.match(model.element, entities.bag(model.element))
+    ]
 
 
 def _subset(service: xml.XmlElement, how: find_qualifiers.FindQualifiers) -> entities.CategoryBag:

@@ -163,6 +163,14 @@ async def test_a_watcher_learns_that_the_log_was_restored_from_before_its_versio
         await inform.changes("k", after_version=written.version + (1_000 << 20))
 
 
+async def test_a_version_that_no_log_can_have_is_invalid_input(start_node, inform):
+    await start_node()
+    await inform.put("k", b"v")
+    for version in (1 << 63, -2):
+        with pytest.raises(errors.InvalidInput, match="Expected `int`"):
+            await inform.history("k", after_version=version)
+
+
 async def test_a_deletion_stays_in_the_log_although_the_clock_of_its_node_is_behind(start_node, inform):
     node = await start_node("n1", now_ns=lambda: time.time_ns() - 10 * 86_400 * 10**9)
     await inform.put("k", b"v")

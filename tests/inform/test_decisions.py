@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import hypothesis
 import msgspec
@@ -12,9 +13,11 @@ from hypothesis import strategies as st
 from muster.core import errors
 from muster.inform import access_rules, protocol
 from muster.inform import settings as settings_
+from muster.inform.node import change_events
+from muster.inform.node.log import context_log, executed
 from muster.inform.node.replicas import demand, peers, placement, replica_table
 
-T = demand.DemandThresholds()
+T = settings_.DEFAULT
 
 
 def node(name: str, load: float = 0.0, proximity_ms: float = 1.0) -> placement.ReplicaCandidate:
@@ -333,3 +336,66 @@ def test_errors_travel():
     with pytest.raises(errors.Conflict) as conflict:
         protocol.result_of(protocol.InformCodec("n").error(errors.Conflict("c", actual=7)), object)
     assert conflict.value.actual == 7
+
+
+# Requests that were executed, and callers that wait.
+
+
+def written(number: int) -> context_log.ContextLogEntry:
+    record = protocol.ContextRecord("k", ("n",), number << 16, "n", b"v", writer="ann", request=str(number))
+    return context_log.ContextLogEntry(record, number << 20)
+
+
+def test_requests_are_recognised_for_the_time_of_a_write_and_forgotten_after_that():
+    now_s = 0.0
+    requests = executed.ExecutedRequests(lambda: now_s)
+    for number in range(1, 11):
+        now_s = number * executed.EXECUTED_S / 4
+        requests.remember(written(number))
+        known = [each for each in range(1, 11) if requests.position("ann", "k", str(each)) is not None]
+        assert set(range(max(1, number - 4), number + 1)) <= set(known)
+        assert len(known) <= 9
+        assert requests.has_all == (now_s >= executed.EXECUTED_S)
+    assert requests.position("bob", "k", "10") is None
+
+
+def test_more_requests_than_are_remembered_are_known_to_be_unknown(monkeypatch):
+    monkeypatch.setattr(executed, "EXECUTED_MAX", 10)
+    now_s = executed.EXECUTED_S
+    requests = executed.ExecutedRequests(lambda: now_s)
+    requests.since_s = -float("inf")
+    for number in range(1, 12):
+        assert requests.has_all
+        now_s += 1.0
+        requests.remember(written(number))
+    assert not requests.has_all
+    assert requests.position("ann", "k", "5") is None
+    assert requests.position("ann", "k", "6") == 6 << 20
+    assert requests.since_s <= executed.EXECUTED_S + 6.0, "all since then are known"
+
+
+@pytest.mark.parametrize("others", [0, 1_000])
+def test_a_change_wakes_those_who_wait_for_a_prefix_of_its_key(others):
+    events = change_events.ChangeEvents()
+    kept = [events.of_prefix(f"other/{number}") for number in range(others)]
+    woken = [events.of_prefix(prefix) for prefix in ("", "ab", "ab/c")]
+    asleep = [events.of_prefix(prefix) for prefix in ("b", "ab/cd")]
+    events.changed(["ab/c"])
+    assert all(event.is_set() for event in woken)
+    assert not any(event.is_set() for event in (*asleep, *kept))
+
+
+class CountedKey(str):
+    compared = 0
+
+    def startswith(self, *prefix: Any) -> bool:
+        CountedKey.compared += 1
+        return super().startswith(*prefix)
+
+
+def test_a_change_costs_no_more_if_thousands_wait_for_other_prefixes():
+    events = change_events.ChangeEvents()
+    kept = [events.of_prefix(f"other/{number}") for number in range(5_000)]
+    events.changed([CountedKey("ab/c")])
+    assert not any(event.is_set() for event in kept)
+    assert CountedKey.compared < 100

@@ -220,7 +220,7 @@ class WaitForChanges(InformMessage, frozen=True):
     """
 
     key: str
-    after_version: int = 0
+    after_version: Annotated[int, msgspec.Meta(ge=-1, le=(1 << 63) - 1)] = 0
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=60)] = 0.0
     prefix: bool = False
 

@@ -9,7 +9,6 @@ from muster.core.net import hosts
 from muster.core.settings import sections
 from muster.inform import access_rules
 from muster.inform.mounts import registry
-from muster.inform.node.replicas import demand
 
 doc = sections.field_doc
 
@@ -208,16 +207,6 @@ class InformSettings(sections.SettingsSection, frozen=True, kw_only=True):
                 f"inform.lost_after_s = {self.lost_after_s:g} must be more than twice inform.refresh_s = "
                 f"{self.refresh_s:g}, or a node would be lost after one lost message"
             )
-
-    @property
-    def thresholds(self) -> demand.DemandThresholds:
-        return demand.DemandThresholds(
-            self.interval_s,
-            self.replicate_per_s,
-            self.delete_per_s,
-            self.migration_ratio,
-            self.replication_ratio,
-        )
 
 
 DEFAULT = InformSettings()

@@ -23,8 +23,14 @@ class ChangeEvents:
             waiting = self._waiting.pop(key, None)
             if waiting is not None:
                 waiting.set()
-            for prefix in [prefix for prefix in self._waiting_for_prefix if key.startswith(prefix)]:
-                self._waiting_for_prefix.pop(prefix).set()
+            if len(self._waiting_for_prefix) <= len(key):
+                prefixes = [prefix for prefix in self._waiting_for_prefix if key.startswith(prefix)]
+            else:  # a client may wait for thousands of prefixes
+                prefixes = [key[:size] for size in range(len(key) + 1)]
+            for prefix in prefixes:
+                waiting = self._waiting_for_prefix.pop(prefix, None)
+                if waiting is not None:
+                    waiting.set()
 
     def of_key(self, key: str) -> asyncio.Event:
         """Return an event that is set when the log has another record of ``key``."""

@@ -43,6 +43,7 @@ TRIM_FACTOR = 3
 TRIM_BYTES_MIN = 16 << 20  # a smaller log is not trimmed
 TRIM_RECORDS = 5_000  # in a round
 TRIM_BYTES = 8 << 20  # in a round
+TRIM_AT_ONCE = 64  # records: what clients write does not wait for those of a whole round
 TRIM_PARTS = 4  # of the log: records of the oldest are written again
 AGAIN_NS = 5_000_000_000  # retry an expiry that could not be written
 READS_REPORTED = 50  # contexts in a report to the sensor: those that are read most
@@ -196,7 +197,6 @@ class NodeMaintenance:
 
     async def follow_demand(self) -> None:
         """Evaluate the interval that has ended."""
-        thresholds = self.settings.thresholds
         counts = self.demand.take()
         now_s = self.freshness.now_s()
         keys = counts.keys()
@@ -211,7 +211,7 @@ class NodeMaintenance:
                 continue
             kind = self.records.replicas.kind(replica)
             for instruction in demand_.decide(
-                self.node, kind, counts.by_origin(key), now_s - replica.since_s, thresholds
+                self.node, kind, counts.by_origin(key), now_s - replica.since_s, self.settings
             ):
                 match instruction:
                     case demand_.DeleteReplica():
@@ -339,12 +339,14 @@ class NodeMaintenance:
             for entry in oldest
             if entry.sequence <= until and entry.record.key not in unsaved
         ]
-        outcomes = await asyncio.gather(
-            *(self.log.append(copy, since) for copy in copies), return_exceptions=True
-        )
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException) and not isinstance(outcome, errors.Conflict):
-                raise outcome
+        for first_copy in range(0, len(copies), TRIM_AT_ONCE):
+            at_once = copies[first_copy : first_copy + TRIM_AT_ONCE]
+            outcomes = await asyncio.gather(
+                *(self.log.append(copy, since) for copy in at_once), return_exceptions=True
+            )
+            for outcome in outcomes:
+                if isinstance(outcome, BaseException) and not isinstance(outcome, errors.Conflict):
+                    raise outcome
 
 
 async def _all(work: list[_Work], *, concurrent_max: int = CONCURRENT_MAX) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 from muster.inform.node.log import context_log
@@ -15,22 +14,20 @@ class ExecutedRequests:
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
         self._positions: dict[int, int] = {}  # by a hash of their ids
-        self._at: deque[tuple[float, int]] = deque()
-        self.since_s = now_s()  # all requests since then are known
+        self._former: dict[int, int] = {}  # of the time before `_begun_s`
+        self._begun_s = self.since_s = now_s()  # all requests since then are known
 
     def remember(self, entry: context_log.ContextLogEntry) -> None:
         """Recognise it if it is repeated."""
         record = entry.record
         if not record.request or record.reason not in ("put", "delete", "refuse"):
             return
-        executed, at, now_s = self._positions, self._at, self._now_s()
-        id = hash((record.writer, record.key, record.request))
-        executed[id] = entry.position
-        at.append((now_s, id))
-        while at[0][0] < now_s - EXECUTED_S or len(at) > EXECUTED_MAX:
-            at_s, oldest = at.popleft()
-            executed.pop(oldest, None)
-            self.since_s = max(self.since_s, at_s)
+        now_s = self._now_s()
+        if now_s - self._begun_s >= EXECUTED_S or len(self._positions) >= EXECUTED_MAX // 2:
+            if self._former:
+                self.since_s = max(self.since_s, self._begun_s)
+            self._former, self._positions, self._begun_s = self._positions, {}, now_s
+        self._positions[hash((record.writer, record.key, record.request))] = entry.position
 
     @property
     def has_all(self) -> bool:
@@ -39,4 +36,5 @@ class ExecutedRequests:
 
     def position(self, writer: str, key: str, request: str) -> int | None:
         """The position of a request that was executed, or rejected for good, in the last minutes."""
-        return self._positions.get(hash((writer, key, request)))
+        id = hash((writer, key, request))
+        return self._positions.get(id) or self._former.get(id)

@@ -20,14 +20,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class DemandThresholds:
-    interval_s: float = 100.0
-    replicate_per_s: float = 0.18
-    delete_per_s: float = 0.03
-    migration_ratio: float = 0.6
-    replication_ratio: float = 0.2
+from muster.inform import settings as settings_
 
 
 class DemandCounts:
@@ -85,25 +78,25 @@ Instruction = DeleteReplica | MigrateReplica | CreateReplica
 
 
 def decide(
-    me: str, kind: ReplicaKind, counts: Mapping[str, int], held_s: float, thresholds: DemandThresholds
+    me: str, kind: ReplicaKind, counts: Mapping[str, int], held_s: float, settings: settings_.InformSettings
 ) -> list[Instruction]:
     """``counts``: requests in the ended interval by origin; those of local clients are under ``me``."""
     total = sum(counts.values())
-    rate = total / thresholds.interval_s
-    if held_s < thresholds.interval_s:
+    rate = total / settings.interval_s
+    if held_s < settings.interval_s:
         return []
     if kind is ReplicaKind.TEMPORARY:
-        return [DeleteReplica()] if rate < thresholds.delete_per_s else []
-    if kind is ReplicaKind.PERMANENT or rate <= thresholds.replicate_per_s:
+        return [DeleteReplica()] if rate < settings.delete_per_s else []
+    if kind is ReplicaKind.PERMANENT or rate <= settings.replicate_per_s:
         return []
     others = sorted((count, origin) for origin, count in counts.items() if origin != me)
     for count, origin in reversed(others):
-        if count > thresholds.migration_ratio * total:
+        if count > settings.migration_ratio * total:
             return [MigrateReplica(origin)]
     return [
         CreateReplica(origin)
         for count, origin in reversed(others)
-        if count > thresholds.replication_ratio * total
+        if count > settings.replication_ratio * total
     ]
 
 

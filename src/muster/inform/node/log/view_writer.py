@@ -34,6 +34,7 @@ class ViewWriter:
         self._discarded = 0  # how often the view was
         self._closed = False
         self._stored = asyncio.Event()  # set after each save
+        self._full = asyncio.Event()  # set while a save is waited for
 
     async def load(self) -> None:
         view = self.records.view
@@ -68,7 +69,9 @@ class ViewWriter:
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(SAVE_EVERY_S if self.failure is None else SAVE_AGAIN_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SAVE_EVERY_S if self.failure is None else SAVE_AGAIN_S):
+                    await self._full.wait()
             try:
                 await self.save()
             except errors.MusterError as error:  # such as a full disk: the node works without the view
@@ -81,11 +84,6 @@ class ViewWriter:
                     events.warning("view-stored-again", node=self.node)
                 self.failure = None
 
-    @property
-    def saved(self) -> int:
-        """The position of the view."""
-        return self._saved
-
     async def close(self) -> None:
         if self._closed:
             return
@@ -97,11 +95,15 @@ class ViewWriter:
     async def wait_for_space(self) -> None:
         """Wait for a save if too many changes are unsaved."""
         while self.records.unsaved.is_full and self.failure is None:
+            self._full.set()
             self._stored.clear()
             await self._stored.wait()
 
     async def save(self) -> None:
-        while self.records.unsaved or self._saved < self.log.applied:
+        """Save what has been applied until now; what is applied meanwhile waits, and may be overwritten."""
+        self._full.clear()
+        until = self.log.applied
+        while self._saved < until <= self.log.applied:
             applied, discarded = self.log.applied, self._discarded
             taken = self.records.unsaved.first(SAVE_ENTRIES, SAVE_BYTES)
             is_all = len(taken) == len(self.records.unsaved)

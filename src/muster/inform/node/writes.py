@@ -4,9 +4,9 @@ The node that receives a client's request is the initiator.  For a new context i
 Otherwise it forwards the write to the primary (`muster.inform.node.primary`).  If the primary does not reply,
 the initiator fences it: from then on its contexts have other primaries, chosen among their holders
 (`muster.inform.node.log.fences`).  A node that answers from memory while it has its lease is fenced after the
-end of the lease only; one that its broker has not reported gone, if it does not answer a warning in the log
-with a page, either.  Else the write is refused.  A fenced node that lives learns it from the log, and goes on
-with what it still is.
+end of the lease only; one that the only broker has not reported gone, if it does not answer a warning in the
+log with a page, either.  Else the write is refused.  A fenced node that lives learns it from the log, and
+goes on with what it still is.
 """
 
 from __future__ import annotations
@@ -126,8 +126,10 @@ class ContextWriter:
         return record, stored
 
     async def fence(self, node: str, *, is_gone: bool = True) -> None:
-        """End the time of a node as the primary of any context; it does not reply. ``is_gone``: its broker
-        reported so. Else it may be reached by others, and is fenced only if it appends nothing, too."""
+        """End the time of a node as the primary of any context; it does not reply. ``is_gone``: the broker
+        reported so, which counts where there is one. Otherwise it may be reached by others, and is fenced
+        only if it appends nothing, too."""
+        is_gone = is_gone and not self.log.is_replicated  # brokers that are cut off from each other report it
         begun_s, known = self.freshness.now_s(), self.log.applied
         lives = errors.Unavailable(f"{node} does not reply to {self.node}, and still appends to the log")
         async with self.primary.locks.hold(f"\0{node}"):  # no key of a context

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
@@ -42,6 +43,75 @@ async def test_a_linearizable_read_is_confirmed_by_the_log_however_young_the_cop
         assert requests == []
         assert (await node.reader.get(protocol.GetContext("k", 0.0), "ann")).value == b"v"
         assert requests == [1]
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+async def test_a_linearizable_read_needs_no_task_and_is_confirmed_after_it_came(
+    simulated_network, monkeypatch, replicas
+):
+    net = simulated_network
+    async with await node_node.start(await net.connect("p"), replicas=replicas, now_ns=net.now_ns) as node:
+        ann = client.InformClient(await net.connect("ann"))
+        await ann.put("k", b"v")
+        waiting: list[protocol.GetContext] = []
+        get = node.reader.get
+
+        async def counted(request: protocol.GetContext, identity: str) -> protocol.Context:
+            waiting.append(request)
+            return await get(request, identity)
+
+        monkeypatch.setattr(node.reader, "get", counted)
+        reads = await asyncio.gather(*(ann.get("k", max_staleness_s=0.0) for _ in range(3)))
+        assert [read.value for read in reads] == [b"v"] * 3
+        assert waiting == []
+        assert node._confirming == 0
+        with pytest.raises(errors.NotFound):
+            await ann.get("none", max_staleness_s=0.0)
+        assert waiting.pop().key == "none"
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+async def test_a_linearizable_read_is_not_answered_while_the_log_is_not_received(simulated_network, replicas):
+    """Of a node whose follower has stopped: it has replied to the request, and nothing is received."""
+    net = simulated_network
+    p, q = [
+        await node_node.start(await net.connect(name), replicas=replicas, now_ns=net.now_ns) for name in "pq"
+    ]
+    for node in (p, q):
+        await node.maintenance.discover()
+    await asyncio.sleep(0.1)
+    near = {
+        name: client.InformClient(await net.connect(f"of-{name}"), node=name, timeout_s=5.0) for name in "pq"
+    }
+    await near["p"].put("k", b"1", ack="replicated")
+    q._loops[1].cancel()
+    await near["p"].put("k", b"2")
+    with contextlib.suppress(errors.Unavailable):
+        assert (await near["q"].get("k", max_staleness_s=0.0)).value == b"2"
+    assert (await near["q"].get("k")).value == b"1", "it is still behind"
+    await asyncio.sleep(2 * api.DURABLE_TIMEOUT_S)
+    assert q._confirming == 0
+    for node in (p, q):
+        await node.close()
+
+
+async def test_a_context_that_does_not_exist_is_reported_as_fast_as_the_log_replies(simulated_network):
+    """No holder is waited for if this node holds all contexts that exist."""
+    net = simulated_network
+    async with await node_node.start(await net.connect("p"), now_ns=net.now_ns) as node:
+        ann = client.InformClient(await net.connect("ann"))
+        number = next(
+            number
+            for number in range(100_000)
+            if protocol.bucket(f"other/{number}") == protocol.bucket("none")
+        )
+        await ann.put(f"other/{number}", b"v")  # so the node is asked for contexts of this topic
+        await asyncio.sleep(1.0)
+        for freshness_s in (None, 0.0):
+            begun_s = asyncio.get_running_loop().time()
+            with pytest.raises(errors.NotFound):
+                await ann.get("none", max_staleness_s=freshness_s)
+            assert asyncio.get_running_loop().time() - begun_s < node.settings.hedge_s / 2
 
 
 async def test_a_read_that_names_an_age_gets_no_older_copy(simulated_network):
@@ -102,10 +172,10 @@ class Question:
         self.sent.append(future)
         return await future
 
-    async def call(self) -> asyncio.Task[int]:
-        task = asyncio.ensure_future(self.rounds.result())
+    async def call(self) -> asyncio.Future[int]:
+        result = asyncio.shield(self.rounds.next())
         await asyncio.sleep(0.01)
-        return task
+        return result
 
 
 async def test_no_caller_gets_the_answer_to_a_question_sent_before_it_came():

@@ -14,9 +14,10 @@ from muster.bus import api
 from muster.core import errors
 from muster.inform import protocol
 from muster.inform import settings as settings_
+from muster.inform.node import maintenance, primary
 from muster.inform.node import node as node_node
-from muster.inform.node import primary
 from muster.inform.node.log import page_order
+from muster.inform.node.replicas import links
 from muster.testing.eventually import eventually
 from tests.inform import test_former_records
 
@@ -243,6 +244,25 @@ async def test_a_node_that_is_only_slow_is_warned_and_not_fenced(start: Start, m
     assert not q.records.fences
 
 
+async def test_a_node_whose_broker_is_cut_off_from_this_one_is_warned_and_not_fenced(
+    start: Start, monkeypatch
+):
+    """The own broker reports that nobody subscribes; both reach the leader of the log."""
+    p, q = await start("p", replicas=3), await start("q", replicas=3)
+    await p.writer.write(put(), "ann")
+    await q.freshness.refresh(1.0)
+
+    async def cut_off(*_: Any, **__: Any) -> None:
+        silent = links.Silent("no subscriber")
+        silent.is_gone = True
+        raise silent
+
+    monkeypatch.setattr(q.links, "request", cut_off)
+    with pytest.raises(errors.TimedOut, match="p does not reply to q, and still appends"):
+        await q.writer.write(put(value=b"2"), "ann")
+    assert not q.records.fences
+
+
 async def test_a_node_that_does_not_answer_the_warnings_of_two_others_is_fenced_once(
     start: Start, simulated_network
 ):
@@ -294,6 +314,43 @@ async def test_a_warning_of_which_its_writer_was_stopped_is_given_again(start: S
     await asyncio.sleep(60.0)
     assert await q.log.warn("p") > first
     assert not await q.log.fence("p", []), "it has time to append"
+
+
+async def test_trimming_leaves_room_for_what_clients_write(start: Start, monkeypatch):
+    """Records that are written again wait in the log a few at a time."""
+    p = await start("p", ALONE)
+    for _ in range(5):
+        for number in range(200):
+            await p.writer.write(put(f"k{number}", bytes(100)), "ann")
+    await p._view_writer.save()
+    p.maintenance.trim_bytes_min = 1
+    append, waiting = p.log.append, list[int]()
+
+    def counted(*arguments: Any) -> asyncio.Future[int]:
+        stored = append(*arguments)
+        waiting.append(len(p.log._waiting))
+        return stored
+
+    monkeypatch.setattr(p.log, "append", counted)
+    await p.maintenance.trim()
+    assert len(waiting) > maintenance.TRIM_AT_ONCE
+    assert max(waiting) <= maintenance.TRIM_AT_ONCE
+
+
+async def test_the_view_is_written_twice_a_second_however_many_writes_come(start: Start, monkeypatch):
+    p = await start("p", ALONE)
+    now_s, save, saves = asyncio.get_running_loop().time, p.records.view.save, list[float]()
+
+    async def counted(*arguments: Any) -> None:
+        saves.append(now_s())
+        await asyncio.sleep(0.02)  # meanwhile others are written
+        await save(*arguments)
+
+    monkeypatch.setattr(p.records.view, "save", counted)
+    until_s = now_s() + 5.0
+    while now_s() < until_s:
+        await p.writer.write(put(), "ann")
+    assert 5 <= len(saves) <= 11
 
 
 # Processes, and pages whose fate is not known.

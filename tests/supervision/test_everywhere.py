@@ -108,7 +108,7 @@ UNSUPERVISED = {
     "demo/web_farm.py: WebFarm.run": "awaited in place",
     "demo/web_farm.py: _main": "ends the process when its input ends",
     "gateways/amqp/connection.py: AmqpConnection.end": "awaited by all callers",
-    "inform/node/shared_rounds.py: SharedRounds.result": "passes each failure to its callers",
+    "inform/node/shared_rounds.py: SharedRounds.next": "passes each failure to its callers",
     "inform/node/replicas/links.py: NodeLinks._exchange": "ends with the request, which raises its error",
     "manage/adapters/broker.py: BrokerAdapter._end_broker": "awaited by the operation",
     "manage/adapters/process.py: ProcessAdapter._wait_for_end": "awaited in place",

@@ -203,6 +203,7 @@ class InformationNode(lifecycle.ClosingContext):
         self.follower = follower.LogFollower(
             name, bus, log, self.records, self.executed, self.freshness, self.changes, self._view_writer
         )
+        self._confirming = 0  # reads without a task that wait for the log
         self.malformed = 0  # messages of nodes
         self.not_requests: Counter[str] = Counter()  # invalid messages of clients, by reason
         self._subscriptions: list[api.Subscription] = []
@@ -413,8 +414,8 @@ class InformationNode(lifecycle.ClosingContext):
         self.maintenance.requests += 1
         operation = self._operations.get(caller.operation)
         name = operation.name if operation is not None else ""
-        if name == "read.get":
-            if self._try_read(caller.identity, caller.message):
+        if operation is not None and name == "read.get":
+            if self._try_read(caller, operation):
                 return
         elif name in _WRITES:
             if self.freshness.is_stalled:
@@ -424,21 +425,45 @@ class InformationNode(lifecycle.ClosingContext):
                 return
         (self._watching if name == "read.changes" else self._server).submit(caller, operation)
 
-    def _try_read(self, sender: str, message: api.Message) -> bool:
-        """Serve a read from memory without a task. Everything unusual is left to the server."""
+    def _try_read(self, caller: requests.RpcCaller, operation: server.RpcOperation) -> bool:
+        """Serve a read from memory without a task, a linearizable one when the log has confirmed it.
+        Everything unusual is left to the server.
+        """
         try:
-            request = protocol.decode(message.data, protocol.GetContext)
-            context = self.reader.local(request.key, request.max_staleness_s)
-            if context is None or len(context.value) > AT_ONCE_BYTES_MAX:
+            request = protocol.decode(caller.message.data, protocol.GetContext)
+            data = self._read(caller.identity, request.key, request.max_staleness_s)
+            if data is not None:
+                return caller.message.respond_now(data)
+            is_refused = self._confirming >= IN_FLIGHT_MAX
+            if request.max_staleness_s != 0 or not self.reader.is_in_memory(request.key) or is_refused:
                 return False
-            self.access.check(sender, "read", request.key, context.writer)
-            if not message.respond_now(protocol.reply(context, self.name)):
-                return False
+            self.freshness.when_confirmed(functools.partial(self._confirmed, caller, operation, request.key))
         except errors.MusterError:
             return False
-        self.demand.add(request.key, self.name)
-        self._server.charge(sender, READ_COST + len(context.value) / admission.RECEIVED_BYTES)
+        self._confirming += 1
         return True
+
+    def _confirmed(
+        self, caller: requests.RpcCaller, operation: server.RpcOperation, key: str, is_confirmed: bool
+    ) -> None:
+        self._confirming -= 1
+        data = None
+        with contextlib.suppress(errors.MusterError):
+            data = self._read(caller.identity, key, None) if is_confirmed else None
+        if data is not None:
+            self._respond(caller.message, data)
+        else:
+            self._server.submit(caller, operation)
+
+    def _read(self, sender: str, key: str, max_staleness_s: float | None) -> bytes | None:
+        """The reply to a read, if memory has it."""
+        context = self.reader.local(key, max_staleness_s)
+        if context is None or len(context.value) > AT_ONCE_BYTES_MAX:
+            return None
+        self.access.check(sender, "read", key, context.writer)
+        self.demand.add(key, self.name)
+        self._server.charge(sender, READ_COST + len(context.value) / admission.RECEIVED_BYTES)
+        return protocol.reply(context, self.name)
 
     def _try_write(
         self, caller: requests.RpcCaller, kind: type[protocol.PutContext] | type[protocol.DeleteContext]

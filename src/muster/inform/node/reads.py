@@ -41,7 +41,7 @@ from muster.inform.node.replicas import peers, replica_table
 from muster.inform.node.replicas import records as replica_records
 
 WHERE_TIMEOUT_S = 2.0
-SCANNED_MAX = 10_000  # records that are read for one reply
+SCANNED_MAX = 1_000  # records that are read for one reply, in one step of the event loop
 
 
 @dataclasses.dataclass(eq=False)
@@ -77,6 +77,10 @@ class ContextReader:
             return None
         value = replica.read()
         return None if value is None else self.context(key, replica, value, age_s)
+
+    def is_in_memory(self, key: str) -> bool:
+        replica = self.records.replicas.index.get(key)
+        return replica is not None and replica.value is not None
 
     def context(
         self, key: str, replica: replica_table.Replica, value: bytes, age_s: float
@@ -139,20 +143,21 @@ class ContextReader:
         request_data = protocol.encode(protocol.GetContext(key, request.max_staleness_s, self.node))
         topic = protocol.topic(protocol.bucket(key), "access")
         deadline_s = self.freshness.now_s() + settings.timeout_s
+        asks = not self.records.holds_all  # otherwise holders know nothing that the log does not show at once
         while True:
-            answers = await self.bus.gather(topic, request_data, enough=1, timeout_s=settings.hedge_s)
-            if answers:
-                return protocol.result_of(answers[0].data, protocol.Context)
+            if asks:
+                answers = await self.bus.gather(topic, request_data, enough=1, timeout_s=settings.hedge_s)
+                if answers:
+                    return protocol.result_of(answers[0].data, protocol.Context)
             left_s = deadline_s - self.freshness.now_s()
             if left_s <= 0:
                 raise errors.TimedOut(
                     f"{key!r}: no reply from a holder or the log in {settings.timeout_s:g} s"
                 )
-            try:
-                async with asyncio.timeout(left_s):
+            with contextlib.suppress(errors.Unavailable, TimeoutError):
+                async with asyncio.timeout(left_s if asks else min(left_s, settings.hedge_s)):
                     return await self._confirmed(request)
-            except (errors.Unavailable, TimeoutError):
-                continue
+            asks = True
 
     async def _confirmed(self, request: protocol.GetContext) -> protocol.Context:
         """Read what the log has now; for a linearizable read, the primary ends a lease that is over first."""

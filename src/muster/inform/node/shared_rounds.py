@@ -21,13 +21,13 @@ class SharedRounds(Generic[T]):
         self._next: asyncio.Future[T] | None = None  # of the request that has not been sent yet
         self._task: asyncio.Task[None] | None = None
 
-    async def result(self) -> T:
-        """Return the result of a request that is sent from now on."""
+    def next(self) -> asyncio.Future[T]:
+        """The result of a request that is sent from now on; of many callers, so none may cancel it."""
         if self._next is None:
             self._next = asyncio.get_running_loop().create_future()
             if self._task is None:
                 self._task = asyncio.create_task(self._run(), name="shared request")
-        return await asyncio.shield(self._next)  # the cancellation of a caller does not affect the others
+        return self._next
 
     async def _run(self) -> None:
         try:

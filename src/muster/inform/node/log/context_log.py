@@ -3,9 +3,9 @@
 What waits to be appended becomes one page, one message, one sync.  A node has one page under way.  It names
 what its node knew (`page_order`), and is published after the last page of its node (compare-and-set on the
 subject of the node).  A fence, which another node puts there, ends what the node was about to write.  It
-follows a report that the node's connection is gone, or a warning that the node did not answer with a page: a
-node that is only slow, or that only one other cannot reach, is not fenced.  The first page of a new process
-of the node ends what the former one may append, for ever.
+follows a report of the only broker that the node is not connected, or a warning that the node did not answer
+with a page: a node that is only slow, or that only one other cannot reach, is not fenced.  The first page of
+a new process of the node ends what the former one may append, for ever.
 
 All nodes apply the log in its order.  A node has the result of an append when it has applied its page.
 
@@ -172,10 +172,14 @@ class ContextLog:
     async def confirm(self) -> int:
         """Append, maybe nothing; all that the log had when this was called has been applied then."""
         for _ in range(CONFIRMS_MAX):
-            item = PendingRecord(None, self.applied, asyncio.get_running_loop().create_future())
-            with contextlib.suppress(errors.Conflict):  # a fence came first
-                return await self._submit(item)
+            with contextlib.suppress(errors.Conflict):
+                return await self.confirmation()
         raise errors.Unavailable(f"other pages of {self._node} come first again and again")
+
+    def confirmation(self) -> asyncio.Future[int]:
+        """As `confirm`, once: `errors.Conflict` if a fence comes first."""
+        item = PendingRecord(None, self.applied, asyncio.get_running_loop().create_future())
+        return self._submit(item)
 
     def _submit(self, item: PendingRecord) -> asyncio.Future[int]:
         if self.is_superseded:
@@ -360,7 +364,7 @@ class ContextLog:
         if node == self._node and page.process:
             self._recognise(sequence, page.process)
         if node == self._node and page.is_warning and not self.is_superseded:
-            self._submit(PendingRecord(None, sequence, asyncio.get_running_loop().create_future()))
+            self.confirmation()
         counts = self.order.add(sequence, page, node)
         positions = range(pages.position(sequence), pages.position(sequence, len(counts)))
         entries = map(ContextLogEntry, page.records, positions)

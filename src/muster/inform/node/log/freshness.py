@@ -63,7 +63,7 @@ class LogFreshness:
                 if confirmed and (log.is_replicated or self._reads_by_lease):
                     await log.confirm()
                     return
-                end = await self.log_end.result()
+                end = await asyncio.shield(self.log_end.next())
                 while log.applied < end:
                     try:
                         async with asyncio.timeout(GAP_S):
@@ -73,6 +73,23 @@ class LogFreshness:
                             log.advance(end)
         except TimeoutError:
             raise errors.TimedOut(f"no reply from the log to {self._node} in {timeout_s:g} s") from None
+
+    def when_confirmed(self, then: Callable[[bool], None]) -> None:
+        """Call ``then`` later, without a task: whether all that the log had when this was called is known to
+        be applied. Otherwise `refresh` says more."""
+        log, started_at_s = self._log, self.now_s()
+        by_page = log.is_replicated or self._reads_by_lease
+        end: asyncio.Future[int] = log.confirmation() if by_page else self.log_end.next()
+
+        def ended(_: asyncio.Future[int]) -> None:
+            is_confirmed = not end.cancelled() and end.exception() is None
+            if is_confirmed and (by_page or log.applied >= end.result()):
+                self.fresh_at_s = max(self.fresh_at_s, started_at_s)
+                then(True)
+            else:
+                then(False)
+
+        end.add_done_callback(ended)
 
     def require_recent(self, begun_s: float, key: str) -> None:
         """Reject a write that may be older than the log recognises repeated writes; ``begun_s``: when it

@@ -684,6 +684,20 @@ def test_states_that_nothing_is_in_have_no_part_of_a_bar():
     assert [name for name, *_ in drawings.shares({"up": 3, "down": 0})] == ["up"]
 
 
+def test_a_sentence_begins_with_a_capital_letter_unless_with_a_name():
+    assert texts.sentence("no resource 'x'") == "No resource 'x'"
+    assert texts.sentence("web-1 is not healthy") == "web-1 is not healthy"
+    assert texts.sentence("") == ""
+
+
+def test_a_plan_shows_values_as_they_are_written():
+    step = manage_rows.PlanStep(
+        wave=1, act="change", name="web", type="process", changes={"command": ("é", "a && <b>")}
+    )
+    drawn = templates.block("resources.html", "plan", request=asked(), steps=[step], text="x")
+    assert "<del>&#34;é&#34;</del> → <ins>&#34;a &amp;&amp; &lt;b&gt;&#34;</ins>" in drawn
+
+
 def test_a_query_may_have_any_names():
     assert page.link_to("/live", path="x", page="/") == "/live?path=x&page=%2F"
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from muster.web.components import drawings, page, texts
 WIDGETS = "widgets.html"
 WORD_MAX = 24
 NAMING = ("version", "sequence", "number", "pid", "partition")  # numbers that are names, not quantities
-BADGES = ("state", "severity", "status", "outcome", "replica_kind")
+BADGES = ("state", "severity", "status", "outcome", "replica_kind", "act")
 
 
 @functools.cache
@@ -37,6 +38,7 @@ def _environment() -> jinja2.Environment:
         "ago": texts.relative_time,
         "counted": texts.counted,
         "duration": texts.seconds,
+        "json": functools.partial(json.dumps, ensure_ascii=False),
         "measurement": texts.measurement,
         "number": texts.number,
         "percent": texts.percent,

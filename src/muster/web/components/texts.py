@@ -98,8 +98,11 @@ def relative_time(at_ms: int | None) -> str:
 
 
 def sentence(message: str) -> str:
-    """The messages of errors begin with a small letter, as the command line shows them after ``error:``."""
-    return message[:1].upper() + message[1:]
+    """The messages of errors begin with a small letter, as the command line shows them after ``error:``.
+
+    A name such as ``web-1`` at the beginning stays as it is.
+    """
+    return message[:1].upper() + message[1:] if message.partition(" ")[0].isalpha() else message
 
 
 def quoted(message: str) -> list[tuple[bool, str]]:

@@ -77,12 +77,8 @@ async def issue_token(
 
 @router.of("GET /tokens", "List your API tokens; for an admin, those of all logins", key=("created_at", "id"))
 async def list_tokens(call: request_state.Call) -> list[tokens.TokenRow]:
-    return [record.row for record in await tokens_of(call.web, call.person)]
-
-
-async def tokens_of(web: request_state.WebState, person: sessions.LoginSession) -> list[tokens.TokenRecord]:
-    owner = None if person.role is sessions.WebRole.ADMIN else person.name
-    return await asyncio.to_thread(web.logins.tokens.list, owner)
+    owner = None if call.person.role is sessions.WebRole.ADMIN else call.person.name
+    return [record.row for record in await asyncio.to_thread(call.web.logins.tokens.list, owner)]
 
 
 @router.of("DELETE /tokens/current", "Revoke the token of this request")

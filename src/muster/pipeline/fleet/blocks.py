@@ -6,9 +6,8 @@ The source of the query checks messages and divides them into pieces, one for ea
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -24,8 +23,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-ROWS = 32_768  # of one block: a few megabytes, which fit into a cache
-PIECE_ROWS = 8192  # of pieces that are joined
+ROWS = 32_768  # of pieces that are joined: a few megabytes, which fit into a cache
 EXTRA_MAX = 1024  # metrics that are not standard, of one shard in one micro-batch
 _PERIOD_MS_MAX = 2**31 - 1
 _PARTIAL = columns.node_schema().get_field_index("partial")
@@ -199,27 +197,6 @@ class ReportBlock:
             piece.dropped,
         )
 
-    @classmethod
-    def join(cls, parts: list[ReportBlock]) -> ReportBlock:
-        if len(parts) == 1:
-            return parts[0]
-        starts = np.cumsum([0, *(len(part) for part in parts)]).tolist()
-
-        def joined(name: str) -> npt.NDArray[Any]:
-            return np.concatenate([getattr(part, name) for part in parts])
-
-        return replace(
-            parts[0],
-            **{name: joined(name) for name in (*_NUMBERS, "partial", "extra_word", "extra_value")},
-            metrics=np.concatenate([part.metrics for part in parts], axis=1),
-            extra_row=np.concatenate([at + part.extra_row for at, part in zip(starts, parts, strict=False)]),
-            dropped=[
-                (start + row, counts)
-                for start, part in zip(starts, parts, strict=False)
-                for row, counts in part.dropped
-            ],
-        )
-
     def select_rows(self, rows: Ints) -> ReportBlock:
         """The given rows, in this order."""
         back = np.full(len(self), -1)
@@ -302,29 +279,15 @@ def _extra(maps: pa.MapArray, words: MetricCodes) -> Extra:
 _NUMBERS = ("place", "stored_ms", "reported_ms", "boot", "sequence", "period_ms", "group", "zone", "state")
 
 
-P = TypeVar("P", ReportPiece, ReportBlock)
-
-
-def _in_runs(parts: Iterable[P], rows_max: int) -> Iterator[list[P]]:
-    """Successive parts with so many rows together, or one that has more."""
-    waiting: list[P] = []
-    rows = 0
-    for part in parts:
-        if waiting and rows + len(part) > rows_max:
-            yield waiting
-            waiting, rows = [], 0
-        waiting.append(part)
-        rows += len(part)
-    if waiting:
-        yield waiting
-
-
-def concat_blocks(parts: Iterable[ReportBlock]) -> Iterator[ReportBlock]:
-    """Join parts, in order, up to the size of a block."""
-    return map(ReportBlock.join, _in_runs(parts, ROWS))
-
-
 def concat_pieces(pieces: Iterable[ReportPiece]) -> list[ReportPiece]:
-    """Join small pieces, in order: where there are many shards, the source has a few hundred reports of one,
-    and each piece costs some milliseconds."""
-    return list(map(ReportPiece.join, _in_runs(pieces, PIECE_ROWS)))
+    """Join successive pieces up to `ROWS`: where there are many shards, the source has a few hundred reports
+    of one, and each piece costs some milliseconds."""
+    runs: list[list[ReportPiece]] = []
+    rows = 0
+    for piece in pieces:
+        if not runs or rows + len(piece) > ROWS:
+            runs.append([])
+            rows = 0
+        runs[-1].append(piece)
+        rows += len(piece)
+    return list(map(ReportPiece.join, runs))

@@ -172,7 +172,7 @@ class FleetState:
         changes = node_rules.Changes(self.plan.changes_max)
         words = blocks.MetricCodes()
         evaluated_ms = self.clock_ms
-        for block in blocks.concat_blocks(self._decoded_blocks(pieces, words, output)):
+        for block in self._decoded_blocks(pieces, words, output):
             self._ingest(block, list(words), output, changes, evaluated_ms)
             evaluated_ms = max(evaluated_ms, int(block.stored_ms.max()))
         output.count(TRUNCATED, words.dropped)

@@ -36,8 +36,8 @@ def _completer(*sources: Source) -> Completer:
         async def ask() -> list[str]:
             async with asyncio.timeout(PATIENCE_S), await _connect(context) as bus:
                 lists = [await source(bus, begun, context.params) for source in sources]
-            names = sorted({name for names in lists for name in names if name.startswith(begun)})
-            return names[:OFFERED_MAX]
+            names = {name for names in lists for name in names if name.startswith(begun)}
+            return sorted(filter(str.isprintable, names))[:OFFERED_MAX]
 
         try:
             return command.run(ask())

@@ -17,10 +17,11 @@ _WHERE = {
 }
 
 # bash divides words at ":" and "=" and replaces only the last part, so the line is passed as it is, and what
-# precedes the last part is removed from the completions.
+# precedes the last part is removed from the completions.  It inserts them as they are: a name of the domain
+# that is more than a word to the shell, as `orders/>` or `$(reboot)`, is escaped, and left out in quotes.
 _BASH = """\
 %(complete_func)s() {
-    local IFS=$'\\n' line="${COMP_LINE:0:$COMP_POINT}" response completion type value
+    local IFS=$'\\n' line="${COMP_LINE:0:$COMP_POINT}" response completion type value escaped
     local word="${line##*[[:space:]]}"
     local kept="${word%%"${word##*[:=]}"}"
     response=$(COMP_WORDS="$line" COMP_CWORD= %(complete_var)s=bash_complete "$1")
@@ -29,7 +30,11 @@ _BASH = """\
         case $type in
             dir) COMPREPLY=(); compopt -o dirnames ;;
             file) COMPREPLY=(); compopt -o default ;;
-            plain) COMPREPLY+=("${value#"$kept"}") ;;
+            plain)
+                value="${value#"$kept"}"
+                printf -v escaped %%q "$value"
+                [[ $word != [\\'\\"]* || $escaped == "$value" ]] && COMPREPLY+=("$escaped")
+                ;;
         esac
     done
 }

@@ -70,15 +70,29 @@ class EventLoopThread:
 
     def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
         """The items of an asynchronous iterator, which is closed when the iteration ends."""
+        turn = asyncio.Lock()  # after an interrupt, it is closed when its cancelled step has ended
+
+        async def step() -> T:
+            async with turn:
+                try:
+                    return await anext(items)
+                except StopAsyncIteration:
+                    raise _Ended from None
+
+        async def close() -> None:
+            async with turn:
+                if isinstance(items, AsyncGenerator):
+                    await items.aclose()
+
         try:
             while True:
                 try:
-                    yield self.wait(_anext(items))
+                    yield self.wait(step())
                 except _Ended:
                     return
         finally:
-            if isinstance(items, AsyncGenerator) and not self._loop.is_closed():
-                self.wait(items.aclose())
+            if not self._loop.is_closed():
+                self.wait(close())
 
     def call(self, function: Callable[[], object]) -> None:
         """Call a function in the loop, soon; also from a signal handler."""
@@ -97,13 +111,6 @@ class EventLoopThread:
 
 class _Ended(Exception):
     """The end of an iterator: a future cannot hold `StopAsyncIteration`."""
-
-
-async def _anext(items: AsyncIterator[T]) -> T:
-    try:
-        return await anext(items)
-    except StopAsyncIteration:
-        raise _Ended from None
 
 
 async def _under(working_for: trace.TraceContext | None, work: Coroutine[Any, Any, T]) -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import ast
 import asyncio
 import contextlib
@@ -676,6 +677,27 @@ def test_an_iterator_that_is_left_early_is_closed_in_the_loop():
         iterator.close()  # type: ignore[attr-defined]
         assert closed.is_set()
         assert list(loop.iterate(items())) == [1, 2]
+    finally:
+        loop.stop()
+
+
+def test_an_interrupt_ends_an_iteration_and_closes_it():
+    closed = threading.Event()
+
+    async def items() -> AsyncIterator[int]:
+        try:
+            _thread.interrupt_main()
+            await asyncio.get_running_loop().create_future()
+            yield 1
+        finally:
+            await asyncio.sleep(0)
+            closed.set()
+
+    loop = blocking.EventLoopThread()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            next(loop.iterate(items()))
+        assert closed.is_set()
     finally:
         loop.stop()
 

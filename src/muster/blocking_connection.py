@@ -70,9 +70,12 @@ class EventLoopThread:
 
     def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
         """The items of an asynchronous iterator, which is closed when the iteration ends."""
-        turn = asyncio.Lock()  # after an interrupt, it is closed when its cancelled step has ended
+        turn = asyncio.Lock()  # after an interrupt, it is closed when its step has ended
+        stepping: asyncio.Task[Any] | None = None
 
         async def step() -> T:
+            nonlocal stepping
+            stepping = asyncio.current_task()
             async with turn:
                 try:
                     return await anext(items)
@@ -80,6 +83,8 @@ class EventLoopThread:
                     raise _Ended from None
 
         async def close() -> None:
+            if stepping is not None:
+                stepping.cancel()
             async with turn:
                 if isinstance(items, AsyncGenerator):
                     await items.aclose()

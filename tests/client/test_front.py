@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import ast
 import asyncio
 import contextlib
@@ -686,7 +685,7 @@ def test_an_interrupt_ends_an_iteration_and_closes_it():
 
     async def items() -> AsyncIterator[int]:
         try:
-            _thread.interrupt_main()
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             await asyncio.get_running_loop().create_future()
             yield 1
         finally:

@@ -64,6 +64,10 @@ class RawClient:
             raise error_replies.from_error_reply(answer.error)
         return answer
 
+    async def notify(self, request: protocol.DispatcherRequest) -> None:
+        subject = protocol.notify_subject(self._bus.identity, self._partition)
+        await self._bus.publish(subject, protocol.encode(request))
+
     async def attach(self, to: destinations.Destination, **options: Any) -> protocol.DispatcherReply:
         return await self.request(protocol.AttachConsumer(self.name, 1, str(to), credit=10, **options))
 
@@ -123,6 +127,31 @@ async def test_a_large_body_consists_of_its_own_chunks_only(
         assert bodies in (["more", None], [b"mine", "more"])
 
 
+async def test_an_identity_stores_a_limited_number_of_bodies_without_their_messages(
+    simulated_network: network.SimulatedNetwork, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(large_bodies, "UPLOADS_MAX", 3)
+    net = simulated_network
+    async with serving(net), hostile(net) as mallory, api.Connection(await net.connect("ann")) as ann:
+        stored = [secrets.token_hex(16) for _ in range(3)]
+        for body in stored * 2:
+            await mallory.request(protocol.StoreChunk(mallory.name, body, b"x"))
+        with pytest.raises(errors.LimitExceeded, match="without their messages"):
+            await mallory.request(protocol.StoreChunk(mallory.name, secrets.token_hex(16), b"x"))
+        await ann.session().producer(destinations.queue("orders")).send(b"x" * (1 << 20))
+        await mallory.notify(protocol.ReleaseBody(stored[0]))
+        await mallory.request(protocol.StoreChunk(mallory.name, secrets.token_hex(16), b"x"))
+
+
+async def test_a_refused_work_is_refused_again(simulated_network: network.SimulatedNetwork):
+    net = simulated_network
+    async with serving(net, count=COUNT), hostile(net) as mallory:
+        for _ in range(2):
+            send = protocol.SendMessage("temporary-queue:" + "x" * 400, "{}", b"")
+            with pytest.raises(message_errors.InvalidDestination):
+                await mallory.request(protocol.CommitWork(mallory.name, 1, [send]))
+
+
 def test_a_large_body_refers_to_no_chunk_twice():
     with pytest.raises(message_errors.FormatError, match="twice"):
         messages.decode_meta(f'{{"large":["{secrets.token_hex(16)}",8,[7,7]]}}')
@@ -140,13 +169,13 @@ async def test_a_large_body_continues_where_its_transfer_was_interrupted(
     store = large_bodies.LargeBodies.store
 
     async def store_after_failures(
-        self: large_bodies.LargeBodies, request: protocol.StoreChunk | peer_protocol.StoreBody
+        self: large_bodies.LargeBodies, request: protocol.StoreChunk | peer_protocol.StoreBody, *of: str
     ) -> protocol.DispatcherReply:
         if isinstance(request, peer_protocol.StoreBody):
             stored.append(request.body)
             if len(stored) in (2, 4):
                 raise message_errors.LogFull("the log of messages is full")
-        return await store(self, request)
+        return await store(self, request, *of)
 
     monkeypatch.setattr(large_bodies.LargeBodies, "store", store_after_failures)
     async with serving(net, count=COUNT), api.Connection(await net.connect("ann")) as ann:

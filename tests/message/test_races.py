@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 import time
 from collections.abc import AsyncIterator, Callable
@@ -929,6 +930,41 @@ async def test_messages_whose_page_is_missing_in_the_log_hold_up_no_others(
         assert [row.depth for row in rows] == [0]
 
 
+async def test_messages_that_the_leader_does_not_know_yet_are_not_missing(
+    simulated_network: network.SimulatedNetwork,
+    wall_clock: None,
+    small_memory: None,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """A broker that has become the leader applies what is stored, however long that takes."""
+    net = simulated_network
+    known, get, state = [0], streams.SimulatedStream.get, streams.SimulatedStream.state
+
+    async def lagging_get(stream: streams.SimulatedStream, sequence: int) -> api.StoredMessage:
+        if known[0] and stream.name == partitions.stream(0) and sequence > known[0]:
+            raise errors.NotFound("not yet")
+        return await get(stream, sequence)
+
+    async def lagging_state(stream: streams.SimulatedStream) -> api.StreamState:
+        at = await state(stream)
+        if known[0] and stream.name == partitions.stream(0):
+            return dataclasses.replace(at, last_sequence=min(at.last_sequence, known[0]))
+        return at
+
+    monkeypatch.setattr(streams.SimulatedStream, "get", lagging_get)
+    monkeypatch.setattr(streams.SimulatedStream, "state", lagging_state)
+    async with serving(net), client_api.Connection(await net.connect("a")) as connection:
+        session = connection.session()
+        for number in range(12):
+            await session.producer(JOBS).send(f"{number}")
+        known[0] = 3
+        consumer = await session.consumer(JOBS)
+        texts = await received(consumer, 20)
+        known[0] = 0
+        texts += await received(consumer, 20)
+        assert texts == [f"{number}" for number in range(12)]
+
+
 async def test_a_subscription_stays_indexed_for_a_while_after_its_consumer_closed(
     simulated_network: network.SimulatedNetwork, wall_clock: None, small_memory: None
 ):
@@ -1006,3 +1042,34 @@ def test_a_consumer_that_crashes_again_and_again_buries_what_it_fails_with_and_n
     assert [actual.number for actual in rest] == list(range(2, 201))
     counts = [actual.count for actual in rest if isinstance(actual, backlog.DeliverMessage)]
     assert counts == [10] * 199, "they may have been seen, and are marked"
+
+
+async def test_a_temporary_queue_may_be_deleted_with_its_first_message(
+    simulated_network: network.SimulatedNetwork, disk: Disk
+):
+    """Both are stored by one record."""
+    net = simulated_network
+    async with (
+        serving(net),
+        client_api.Connection(await net.connect("a")) as owner,
+        client_api.Connection(await net.connect("b")) as writer,
+        client_api.Connection(await net.connect("c")) as other,
+    ):
+        session = owner.session()
+        replies = await session.temporary_queue()
+        epoch = (await owner.request(protocol.ListQueues())).epoch
+        for connection in (writer, other):
+            await connection.session().producer(OTHER).send("registers")
+        disk.ready.clear()
+        pending = [other.session().producer(OTHER).submit("in the way")]
+        await asyncio.sleep(0.1)
+        pending.append(writer.session().producer(None).submit("a reply", to=replies))
+        await asyncio.sleep(0.1)
+        deleting = asyncio.create_task(session.delete_temporary(replies))
+        await asyncio.sleep(0.1)
+        disk.ready.set()
+        await asyncio.gather(*pending, deleting)
+        await asyncio.sleep(1)
+        listed = await owner.request(protocol.ListQueues())
+        assert [row.queue for row in listed.queues] == [OTHER.name]
+        assert listed.epoch == epoch, "the dispatcher has failed"

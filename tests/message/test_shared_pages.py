@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
 import pytest
 
 from muster.bus import api as bus_api
-from muster.bus.memory import network
+from muster.bus.memory import network, streams
 from muster.message import destinations, messages, partitions, protocol, settings
 from muster.message import errors as message_errors
 from muster.message.client import api
-from muster.message.dispatcher import backlog_reader, dispatcher, leadership
+from muster.message.dispatcher import backlog_reader, dispatcher, large_bodies, leadership
 from muster.message.dispatcher.log import (
     checkpoints,
     compaction,
@@ -242,6 +243,45 @@ async def test_what_a_dispatcher_sorted_before_it_died_is_not_found_twice(
                 consumer = await connection.session().consumer(queue)
                 assert await test_races.received(consumer) == ["1", "2", "3"]
             assert not await stored(net, f"{SUBJECTS.sorted_prefix}>")
+
+
+async def test_a_large_body_is_kept_for_a_message_that_is_sorted_while_bodies_are_counted(
+    simulated_network: network.SimulatedNetwork, monkeypatch: pytest.MonkeyPatch
+):
+    """The message moves behind what is read, and its former page is deleted before it is read."""
+    monkeypatch.setattr(dispatcher, "WATCH_S", 0.3)
+    monkeypatch.setattr(streams, "PAGE", 2)
+    net = simulated_network
+    plain = log_reader.LogReader.read_pages
+
+    async def slowly(reader: log_reader.LogReader, first: int, *args: Any) -> AsyncIterator[Any]:
+        async for page in plain(reader, first, *args):
+            if first == 1 and not args and counting.is_set():
+                await asyncio.sleep(0.2)
+            yield page
+
+    counting = asyncio.Event()
+    large = "x" * (1 << 20)
+    async with test_races.serving(net), api.Connection(await net.connect("a")) as connection:
+        for number in range(12):
+            await connection.session().producer(QUEUES[1]).send(f"{number}")
+        session = connection.session(api.AcknowledgeMode.TRANSACTED)
+        await session.producer(QUEUES[0]).send(large)
+        await session.producer(QUEUES[1]).send("small")
+        await session.commit()
+    monkeypatch.setattr(log_reader.LogReader, "read_pages", slowly)
+    async with (
+        test_races.serving(net, checkpoint_records=10),
+        api.Connection(await net.connect("b")) as connection,
+    ):
+        counting.set()
+        for number in range(40):
+            await connection.session().producer(QUEUES[2]).send(f"{number}")
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(large_bodies.UPLOAD_S + 60)
+        message = await (await connection.session().consumer(QUEUES[0])).receive(3)
+        assert message is not None
+        assert message.body() == large
 
 
 async def test_messages_are_read_while_they_are_sorted(

@@ -80,10 +80,16 @@ def encode(page: OwnedPage) -> bytes:
     return msgspec.msgpack.encode(page)
 
 
+def is_page(data: bytes) -> bool:
+    """Whether a message of a log is a page, which may be damaged. Others can put messages there, though no
+    permission allows it: the broker sends its replies to the subject that a client names. These are no pages.
+    """
+    return data[:1] in _ARRAYS
+
+
 def page_in(data: bytes) -> OwnedPage | None:
-    """The page; None if the message is none: no owner wrote it. What begins as one is a page, also if it is
-    damaged."""
-    return decode(data) if data[:1] in _ARRAYS else None
+    """The page; None if the message is none: no owner wrote it."""
+    return decode(data) if is_page(data) else None
 
 
 def decode(data: bytes) -> OwnedPage:

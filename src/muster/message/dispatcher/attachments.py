@@ -192,11 +192,13 @@ class Attachments:
         def made(_: list[int]) -> None:
             if existing is not None:
                 self._log.patterns.remove(existing.topic)
+                self._capture.patterns_changed.set()
             begin([])
             self._release(subscription.key, _BUSY)
 
         def not_made(error: errors.MusterError) -> None:
             self._log.patterns.remove(subscription.topic)
+            self._capture.patterns_changed.set()
             failed(error)
             self._release(subscription.key, _BUSY)
 

@@ -56,7 +56,7 @@ class DeliveryQueue:
         self._dirty: set[str] = set()
         self._publications: list[tuple[str, bytes, dict[str, str]]] = []
         self._replies: list[tuple[str, protocol.DispatcherReply]] = []
-        self._retries: dict[tuple[backlog.Backlog, int], asyncio.TimerHandle] = {}
+        self._retries: dict[backlog.Backlog, dict[int, asyncio.TimerHandle]] = {}
         self._flush = asyncio.Event()
         log.on_stored = self._stored
         log.on_ended = self._ended
@@ -123,7 +123,8 @@ class DeliveryQueue:
     def _targets(self, copy: journal.JournalMessage) -> Iterable[backlog.Backlog]:
         """The backlogs that receive a message: that of a queue, or those of matching live subscriptions."""
         if copy.destination.is_queue:
-            return (self._ledger.queue(copy.destination.name),)
+            queue = self._ledger.backlogs.get(ledger.queue_key(copy.destination.name))
+            return () if queue is None else (queue,)  # it was deleted by the same record
         targets: list[backlog.Backlog] = []
         for pattern in self._log.patterns.matching(copy.destination.topic):
             self._published_counts[pattern] = self._published_counts.get(pattern, 0) + 1
@@ -231,6 +232,7 @@ class DeliveryQueue:
     def _ended(self, source: backlog.Backlog) -> None:
         """Nothing is done for the backlog any more."""
         self._idle_since.pop(source, None)
+        self._cancel_retries(source)
         self.reader.stop(source)
 
     def execute(self, source: backlog.Backlog, instructions: list[backlog.Instruction]) -> None:
@@ -271,18 +273,21 @@ class DeliveryQueue:
             )
 
     def _retry_later(self, source: backlog.Backlog, number: int, delay_s: float) -> None:
-        def retry() -> None:
-            del self._retries[source, number]
-            if self._ledger.backlogs.get(source.key) is source:
-                source.retry(number)
-                self.pump(source)
+        timers = self._retries.setdefault(source, {})
 
-        if (former := self._retries.get((source, number))) is not None:
-            former.cancel()  # the index was dropped and made again meanwhile
-        self._retries[source, number] = self._lifetime.loop.call_later(delay_s, retry)
+        def retry() -> None:
+            del timers[number]
+            source.retry(number)
+            self.pump(source)
+
+        timers[number] = self._lifetime.loop.call_later(delay_s, retry)
 
     def stop_retries(self) -> None:
-        for timer in self._retries.values():
+        for source in list(self._retries):
+            self._cancel_retries(source)
+
+    def _cancel_retries(self, source: backlog.Backlog) -> None:
+        for timer in self._retries.pop(source, {}).values():
             timer.cancel()
 
     async def _dead_letter(self, source: backlog.Backlog, number: int, reason: str, target: str) -> None:

@@ -111,7 +111,6 @@ class Dispatcher:
         # Connections, by the bus connection that they use: a gateway's may share one
         self._names_at: dict[api.ConnectionId, dict[str, None]] = {}
         self._checkpoint_bytes = 0  # size of the log after the last checkpoint
-        self._checkpointing = asyncio.Lock()
         self._packed_bytes = 0.0  # size of the log above which it is packed again
         self._crowded = asyncio.Event()
         self._disconnected = False
@@ -243,7 +242,7 @@ class Dispatcher:
         here.used_bytes = (await here.stream.state()).bytes
         if self._is_crowded():
             self._crowded.set()
-        if (
+        if not here.checkpointing.locked() and (
             here.is_short_of_room(2 * WATCH_S)
             or here.records >= self._settings.checkpoint_records
             or here.used_bytes - self._checkpoint_bytes > RECORDS_BYTES
@@ -258,7 +257,7 @@ class Dispatcher:
         return self._log.used_bytes > max(CROWDED * self._log.max_bytes, self._packed_bytes)
 
     async def _write_checkpoint(self) -> None:
-        async with self._checkpointing:
+        async with self._log.checkpointing:
             try:
                 await checkpoints.write(self._log)
             finally:
@@ -326,7 +325,7 @@ class Dispatcher:
         return {
             protocol.Ping: self._ping,
             protocol.StageMessages: _done_by(works_.stage),
-            protocol.StoreChunk: lambda _, request, reply: later(bodies.store(request), reply),
+            protocol.StoreChunk: lambda of, request, reply: later(bodies.store(request, of.identity), reply),
             protocol.CommitWork: works_.commit,
             protocol.SharedWork: works_.share,
             protocol.AttachConsumer: attached.attach,

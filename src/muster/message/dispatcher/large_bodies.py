@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -23,6 +24,7 @@ from muster.message import destinations, messages, partitions, protocol
 from muster.message.dispatcher.log import journal, ledger, message_log, pages
 from muster.message.dispatcher.peers import peer_protocol, transfers
 
+UPLOADS_MAX = 10_000  # bodies of an identity without their messages
 UPLOAD_S: Final = 3600.0  # how long after its last chunk a body may wait for its message
 SWEEP_S = 1.0
 TOPIC_S: Final = 60.0  # how long current subscribers of a topic may read a body
@@ -41,27 +43,34 @@ class LargeBodies:
         self._message_bytes_max = message_bytes_max
         self._messages: dict[tuple[str, int], str] = {}  # bodies by backlog and number of the message
         self._references: dict[str, int] = {}  # number of these messages by body
-        self._sizes: dict[str, int] = {}  # bytes stored by body, of those being uploaded
+        self._uploads: dict[str, tuple[str, int]] = {}  # by body without a message: identity, bytes stored
+        self._uploading = Counter[str]()  # number of these by identity
         self._needed_until: dict[str, float] = {}  # by body, regardless of its messages
         self._started_at = now_s()
         self._counted = False
         log.on_record = self._applied
 
-    async def store(self, request: protocol.StoreChunk | peer_protocol.StoreBody) -> protocol.DispatcherReply:
+    async def store(
+        self, request: protocol.StoreChunk | peer_protocol.StoreBody, identity: str = ""
+    ) -> protocol.DispatcherReply:
+        """``identity``: of the client; of another partition there is none, and no limit."""
         size, log = len(request.data), self._log
         if not _ID.fullmatch(request.body) or size > protocol.CHUNK_BYTES:
             raise errors.InvalidInput(f"a chunk has a body id and at most {protocol.CHUNK_BYTES} bytes")
-        total = self._sizes.get(request.body, 0) + size
+        owner, before = self._uploads.get(request.body, (identity, 0))
+        total = before + size
         # Another partition has accepted the message, perhaps when the limit was higher.
-        is_new = isinstance(request, protocol.StoreChunk)
-        if is_new and total > self._message_bytes_max:
+        if identity and total > self._message_bytes_max:
             raise core_messages.MessageTooLarge(
                 f"a message has at most {self._message_bytes_max} bytes",
                 hint="the limit is `message.max_message_bytes`",
             )
+        if identity and request.body not in self._uploads and self._uploading[identity] >= UPLOADS_MAX:
+            raise errors.LimitExceeded(f"{identity} has stored {UPLOADS_MAX} bodies without their messages")
         log.check_room(size)
         log.used_bytes += size
-        self._sizes[request.body] = total
+        self._uploading[owner] += request.body not in self._uploads
+        self._uploads[request.body] = owner, total
         self._needed_until[request.body] = self._now_s() + UPLOAD_S
         chunk = journal.JournalMessage(
             destinations.topic("body"),
@@ -72,7 +81,12 @@ class LargeBodies:
         )
         known = request.body in self._ledger.bodies
         record = ledger.LogRecord() if known else ledger.LogRecord(bodies=[request.body])
-        (number,) = await log.store(journal.JournalItem([chunk], record))
+        try:
+            (number,) = await log.store(journal.JournalItem([chunk], record))
+        except errors.MusterError:
+            if request.body not in self._ledger.bodies:
+                self._end_upload(request.body)
+            raise
         return protocol.DispatcherReply(count=pages.sequence_of(number))
 
     async def read(self, request: protocol.ReadChunk) -> protocol.DispatcherReply:
@@ -91,8 +105,12 @@ class LargeBodies:
         if not is_stored:
             raise errors.NotFound("the body of the message is not stored: send it again")
 
+    def _end_upload(self, body: str) -> None:
+        owner, _ = self._uploads.pop(body, ("", 0))
+        self._uploading[owner] -= 1  # without an owner there is no limit
+
     def release(self, body: str) -> None:
-        self._sizes.pop(body, None)
+        self._end_upload(body)
         if body in self._needed_until:
             self._needed_until[body] = self._now_s() + TOPIC_S
 
@@ -102,7 +120,7 @@ class LargeBodies:
         body = copy.meta.large.id
         if copy.meta.large.partition != self._log.partition:
             return  # it is in the partition to which the message is transferred
-        self._sizes.pop(body, None)
+        self._end_upload(body)
         now = self._now_s()
         if copy.destination.is_queue or copy.deferred:
             self._needed_until[body] = now
@@ -156,7 +174,8 @@ class LargeBodies:
             self._counted = True
             return
         if not self._counted:
-            await self._count()
+            async with self._log.checkpointing:  # a message is not moved to a page that was read before
+                await self._count()
             self._counted = True
         floor = self._ledger.floor_of_topics()
         for key, number in [place for place in self._messages if not place[0] and place[1] <= floor]:
@@ -171,7 +190,7 @@ class LargeBodies:
             await self._log.stream.purge(subject=self._log.subjects.body(body))
             await self._log.store(journal.JournalItem([], ledger.LogRecord(deleted_bodies=[body])))
             self._needed_until.pop(body, None)
-            self._sizes.pop(body, None)
+            self._end_upload(body)
 
     async def _count(self) -> None:
         """Find the messages in the log that refer to bodies."""

@@ -139,6 +139,7 @@ class Works:
             remote |= self.transactions.remote_acks(by_backlog)
         if remote and not work.strict:
             raise errors.InvalidInput("only a transaction acknowledges messages of several partitions")
+        checked = self._temporary_elsewhere(sends)
         callbacks = self._committing[key] = [reply]
 
         def finish(result: protocol.DispatcherReply) -> None:
@@ -146,7 +147,6 @@ class Works:
             for callback in callbacks:
                 callback(result)
 
-        checked = self._temporary_elsewhere(sends)
         if remote or checked:
             self._lifetime.spawn(self._coordinate(connection, work, acks, sends, remote, checked, finish))
             return

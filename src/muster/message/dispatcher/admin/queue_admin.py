@@ -88,7 +88,11 @@ class QueueAdmin:
             subject = self._log.subjects.queue(key.removeprefix(ledger.QUEUE_MARK))
             if subject in self._log.shared_pages or await self._log.stream.last_for(subject) is not None:
                 self._idle[key] = (self._idle[key][0], now)
-            elif self._is_idle(key) and not self._has_pending_consumer(key):
+            elif (
+                self._is_idle(key)
+                and self._ledger.stored.get(key, 0) == self._idle[key][0][0]  # none since the broker answered
+                and not self._has_pending_consumer(key)
+            ):
                 self._ledger.forget(key)
 
     def _is_idle(self, key: str) -> bool:

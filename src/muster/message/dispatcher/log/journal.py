@@ -294,8 +294,6 @@ def _merge_records(records: list[ledger.LogRecord]) -> ledger.LogRecord | None:
         total = records[0]
     else:
         total = ledger.LogRecord()
-        total.acked, total.stored, total.last_works = {}, {}, {}
-        total.transferred, total.received, total.decided = {}, {}, {}
         consumed: dict[str, bool] = {}  # the latest state
         for record in records:
             for key, sequences in record.acked.items():

@@ -275,20 +275,7 @@ class Ledger:
             nonlocal used
             if not chunks or used + size > CHUNK_BYTES:
                 chunks.append(
-                    LogCheckpoint(
-                        chunks=0,  # equivalent: known only at the end
-                        head=self.head,
-                        extents={},
-                        subscriptions=[],
-                        last_works={},
-                        consumed=[],
-                        bodies=[],
-                        received={},
-                        prepared=[],
-                        decided={},
-                        sorted_to=sorted_to,
-                        sorted_pages=[],
-                    )
+                    LogCheckpoint(chunks=0, head=self.head, sorted_to=sorted_to)  # chunks: see below
                 )
                 used = 0
             used += size

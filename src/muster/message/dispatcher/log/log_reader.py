@@ -64,13 +64,11 @@ class LogReader:
         self, first: int, subject: str | None = None, last: int | None = None
     ) -> AsyncIterator[api.StoredMessage]:
         """The current pages of the log from sequence ``first`` on, up to ``last``."""
-        head = self._head()
-        state = await self._stream.state()
-        for _ in range(LAG_TRIES):
-            if state.last_sequence >= head:
-                break
-            await asyncio.sleep(LAG_S)  # a new leader among the brokers does not know the end of the log yet
-            state = await self._stream.state()
+        head, tries = self._head(), 0
+        while (state := await self._stream.state()).last_sequence < head:
+            if (tries := tries + 1) > LAG_TRIES:  # what it does not know must not be taken for deleted
+                raise errors.Unavailable("the brokers do not know the end of the log of messages")
+            await asyncio.sleep(LAG_S)  # a new leader among them does not yet
         last = state.last_sequence if last is None else min(last, state.last_sequence)
         while (first := max(first, state.first_sequence)) <= last:
             try:
@@ -179,20 +177,17 @@ class LogReader:
                 yield numbered
         due = unsorted[bisect.bisect_right(unsorted, position) :]
         due = due if last is None else due[: bisect.bisect_right(due, last)]
-        async for of_page, numbered in self._pages_of(group, due, self._subjects.sorted(group)):
-            if len(numbered) < len(of_page):
-                numbered += await self._sorted_meanwhile(
-                    group, of_page - {number for number, _, _ in numbered}
-                )
+        async for _, numbered in self.find(self._subjects.shared, due, group):
             if numbered:
                 yield sorted(numbered, key=_number)
 
     async def find(
-        self, subject: str, numbers: Iterable[int]
+        self, subject: str, numbers: Iterable[int], group: str = ""
     ) -> AsyncIterator[tuple[set[int], list[Numbered]]]:
         """These messages of a subject, or of topics, page by page: the numbers of a page, and those of its
-        messages that the log contains. The pages are in the order of the first number of each."""
-        group = self._subjects.group(subject)
+        messages that the log contains. The pages are in the order of the first number of each. ``group``: of
+        the messages, if they are in shared pages only."""
+        group = group or self._subjects.group(subject)
         async for of_page, numbered in self._pages_of(group, numbers, subject):
             if len(numbered) < len(of_page):
                 numbered += await self._sorted_meanwhile(

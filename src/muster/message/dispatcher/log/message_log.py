@@ -49,6 +49,7 @@ class MessageLog:
         self.records = 0  # records since the last checkpoint
         self.checkpoint_head = 0  # the last checkpoint is the sum up to here
         self.used_bytes = 0  # size of the log when last read, plus later sends
+        self.checkpointing = asyncio.Lock()  # while it is held, no message moves to another page for good
         self._now_s = asyncio.get_running_loop().time
         self._refused_at = -math.inf  # last time a message was rejected for lack of room
         # Called when messages are in the log
@@ -111,6 +112,7 @@ class MessageLog:
                 self.on_ended(source)
             self.records += 1
             for key in new_queues:  # the log contains no earlier messages of it
-                self.ledger.backlogs[key].start_empty(before)
+                if key in self.ledger.backlogs:  # or it was deleted by the same record
+                    self.ledger.backlogs[key].start_empty(before)
         self.ledger.reach(sequence, end)
         self.on_stored(placed)

@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 
 from muster.bus import api
+from muster.bus.log import pages as log_pages
 from muster.core import errors
 from muster.message.dispatcher.log import ledger
 
@@ -52,7 +53,7 @@ class PageCover(msgspec.Struct, array_like=True):
     parts: list[tuple[str, int]] = []
 
 
-_ARRAYS: Final = frozenset(bytes((0x90 | fields,)) for fields in range(16))  # how a page begins
+is_page: Final = log_pages.is_page
 encode: Final = msgspec.msgpack.Encoder().encode
 _pages: Final = msgspec.msgpack.Decoder(MessagePage)
 _covers: Final = msgspec.msgpack.Decoder(PageCover)
@@ -69,13 +70,6 @@ def sequence_of(number: int) -> int:
 def end(sequence: int) -> int:
     """The highest number of a message up to this page."""
     return sequence << BITS | ((1 << BITS) - 1)
-
-
-def is_page(data: bytes) -> bool:
-    """Whether this is a page, which may be damaged. Others can put messages into the log, though no
-    permission allows it: the broker sends its replies to the subject that a client names. These are no pages.
-    """
-    return data[:1] in _ARRAYS
 
 
 def read(page: api.StoredMessage) -> Iterator[tuple[int, str, PagedMessage]]:

@@ -253,6 +253,7 @@ class FeatureWorld(model_world.DispatcherWorld):
     async def end(self) -> None:
         await asyncio.sleep(QUIET_S)
         self.slow_s = 0.0
+        await asyncio.sleep(QUIET_S)  # for those that read slowly until now
         waiting = {
             self.received(message, None)[0]
             for queue in (JOBS, GROUPED)

@@ -296,6 +296,13 @@ VIOLATIONS = (
     ("3.5.9", "node properties that are no map", _node(amqp_types.text("lifetime-policy")), DETACH, INVALID),
     ("3.5.9", "a lifetime-policy that is none", _node(_properties("lifetime-policy", U(1))), DETACH, INVALID),
     (
+        "3.5.9",
+        "a lifetime-policy described by a list",
+        _node(_properties("lifetime-policy", b"\0\x45\x45")),
+        DETACH,
+        INVALID,
+    ),
+    (
         *("3.5.9", "distribution modes that are none"),
         *(_node(_properties("supported-dist-modes", U(0))), DETACH, INVALID),
     ),

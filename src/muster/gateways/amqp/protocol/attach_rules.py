@@ -77,7 +77,8 @@ def _wrong_node(encoded: Any) -> str | None:
     if properties is None:
         return "has dynamic-node-properties that are no map"
     lifetime, modes = properties.get("lifetime-policy"), properties.get("supported-dist-modes")
-    if lifetime is not None and getattr(lifetime, "descriptor", None) not in _LIFETIMES:
+    policy = getattr(lifetime, "descriptor", None)
+    if lifetime is not None and not (isinstance(policy, int | str) and policy in _LIFETIMES):
         return "has a lifetime-policy that is none"
     for mode in modes if isinstance(modes, list) else [modes]:
         if mode is not None and getattr(mode, "value", mode) not in ("move", "copy"):

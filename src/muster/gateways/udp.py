@@ -168,7 +168,7 @@ class UdpSender(asyncio.DatagramProtocol):
         message = producers.to_message(body)
         message.destination, message.persistent = self._destination, False
         message.message_id = self._connection.next_message_id()
-        message.timestamp_ms = time.time_ns() // 1_000_000
+        message.timestamp_ms = messages.now_ms()
         message.origin = self._connection.origin
         meta, data = message.meta()
         raw = messages.encode_meta(meta)

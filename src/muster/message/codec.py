@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -120,5 +119,5 @@ def decode_meta_header(data: bytes, raw: str) -> messages.MessageMeta:
     if raw.startswith(messages.FOREIGN):
         from muster.message.amqp_format import message_codec  # imports this module
 
-        return message_codec.decode_foreign_meta(raw, data, time.time_ns() // 1_000_000)
+        return message_codec.decode_foreign_meta(raw, data, messages.now_ms())
     return messages.decode_meta(raw)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Final, Self, TypeVar
@@ -544,4 +543,4 @@ class DispatchedConsumer(Consumer):
 
 
 def _has_expired(message: messages.JmsMessage) -> bool:
-    return bool(message.expiration_ms) and message.expiration_ms <= time.time_ns() // 1_000_000
+    return bool(message.expiration_ms) and message.expiration_ms <= messages.now_ms()

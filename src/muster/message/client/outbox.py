@@ -515,7 +515,7 @@ class ConnectionOutbox:
         for entry in self._early.take_all() if self._early.waiting else ():
             try:
                 future = self.submit(entry.sends, entry.acks, atomic=entry.atomic, count=count)
-                _pass_result(future, entry.future)
+                _join([future], entry.future)
             except errors.MusterError as error:
                 fail(entry.future, error)
 
@@ -557,23 +557,11 @@ def fail(future: asyncio.Future[None], error: BaseException) -> None:
         future.exception()  # retrieve it: a sender may ignore the future
 
 
-def _pass_result(source: asyncio.Future[None], target: asyncio.Future[None]) -> None:
-    """Complete ``target`` like ``source``."""
-
-    def done(ended: asyncio.Future[None]) -> None:
-        if ended.cancelled():
-            target.cancel()
-        elif (error := ended.exception()) is not None:
-            fail(target, error)
-        elif not target.done():
-            target.set_result(None)
-
-    source.add_done_callback(done)
-
-
-def _join(futures: list[asyncio.Future[None]]) -> asyncio.Future[None]:
+def _join(
+    futures: list[asyncio.Future[None]], joined: asyncio.Future[None] | None = None
+) -> asyncio.Future[None]:
     """Completes when all of them have; with the first error, if there is one."""
-    joined: asyncio.Future[None] = futures[0].get_loop().create_future()
+    joined = joined or futures[0].get_loop().create_future()
     left = len(futures)
 
     def done(_: asyncio.Future[None]) -> None:

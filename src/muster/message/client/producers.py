@@ -7,7 +7,6 @@ precomputed except for the id and the time.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -122,7 +121,7 @@ class Producer:
     def _fast_header(self, kind: type) -> str:
         """The header of a plain text or bytes message: a `messages.MessageMeta` in JSON."""
         head = self._heads.get((kind, self.priority, self.persistent)) or self._head(kind)
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = messages.now_ms()
         expires = f',"exp":{now_ms + round(self.ttl_s * 1000)}' if self.ttl_s else ""
         return f'{head},"id":"{self._connection.next_message_id()}","at":{now_ms}{expires}}}'
 
@@ -215,7 +214,7 @@ class Producer:
         ttl_s: float | None = None,
         delay_s: float | None = None,
     ) -> None:
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = messages.now_ms()
         ttl_s = _checked_time("ttl_s", self.ttl_s if ttl_s is None else ttl_s)
         delay_s = _checked_time("delay_s", self.delay_s if delay_s is None else delay_s)
         message.destination = destination

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-import time
 from collections import deque
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Final
@@ -34,22 +33,18 @@ AHEAD_BYTES_MAX: Final = 8 << 20  # approximate bytes of these
 AHEAD_MIN: Final = 10
 
 
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 def _encoded(
     meta: messages.MessageMeta, delivery: protocol.MessageDelivery, *, fallback_to_bytes: bool
 ) -> bytes:
     """``fallback_to_bytes``: encode a message that does not match its type as bytes."""
     try:
         if meta.large is not None:
-            return message_codec.encode_large(meta, delivery.count, now_ms())
-        return message_codec.encode(meta, delivery.data, delivery.count, now_ms())
+            return message_codec.encode_large(meta, delivery.count, messages.now_ms())
+        return message_codec.encode(meta, delivery.data, delivery.count, messages.now_ms())
     except errors.MusterError:
         if not fallback_to_bytes:
             raise
-        return message_codec.encode(codec.unreadable(meta), delivery.data, delivery.count, now_ms())
+        return message_codec.encode(codec.unreadable(meta), delivery.data, delivery.count, messages.now_ms())
 
 
 class OutgoingLink:
@@ -132,7 +127,7 @@ class OutgoingLink:
             return
         payload = b"".join([chunk async for chunk in chunks])
         meta = msgspec.structs.replace(data.meta, large=None)
-        encoded = message_codec.encode(meta, payload, data.deliveries, now_ms())
+        encoded = message_codec.encode(meta, payload, data.deliveries, messages.now_ms())
         for at in range(0, len(encoded), protocol.CHUNK_BYTES):
             yield encoded[at : at + protocol.CHUNK_BYTES]
 
@@ -239,7 +234,7 @@ class DispatcherLink(OutgoingLink):
         while self._waiting and self._may_send():
             key, number, data, expires_ms = self._waiting.popleft()
             self._granted -= 1
-            if expires_ms and expires_ms <= now_ms():
+            if expires_ms and expires_ms <= messages.now_ms():
                 expired.setdefault(key, []).append(number)
             elif isinstance(data, message_codec.LargeMessage):
                 self._streaming = True
@@ -263,7 +258,7 @@ class DispatcherLink(OutgoingLink):
             await jms.notify(protocol.ReleaseMessages(jms.name, {key: [number]}, counted=False))
         except (errors.NotFound, message_errors.FormatError) as error:
             if key == _DEAD_LETTERS and self.link.credit > 0:  # so that it can be inspected and removed
-                rest = message_codec.encode(codec.unreadable(data.meta), b"", 0, now_ms())
+                rest = message_codec.encode(codec.unreadable(data.meta), b"", 0, messages.now_ms())
                 self.connection.outcomes.transmit(self, rest, key, number)
             else:
                 await jms.notify(protocol.ReleaseMessages(jms.name, {key: [number]}, reason=error.message))
@@ -369,7 +364,7 @@ class BrowserLink(OutgoingLink):
             if not self._waiting or self.closed:
                 break
             data, expires_ms = self._waiting.popleft()
-            if expires_ms and expires_ms <= now_ms():
+            if expires_ms and expires_ms <= messages.now_ms():
                 continue
             with contextlib.suppress(errors.LimitExceeded):
                 self.check_size(data)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import time
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from muster.core import errors
@@ -148,7 +147,7 @@ class ProducerLink:
         try:
             if self._coordinator:
                 raise errors.LimitExceeded("a coordinator does not accept large messages")
-            now_ms = time.time_ns() // 1_000_000
+            now_ms = messages.now_ms()
             meta, at, destination = message_codec.decode_large(data, self._destination, now_ms)
             meta.destination = str(self._checked(destination))
             begin = meta, data[at:]
@@ -190,7 +189,7 @@ class ProducerLink:
             return
         if not data:
             raise message_errors.FormatError("not an AMQP message: a transfer without a payload")
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = messages.now_ms()
         meta, body, destination = message_codec.decode(data, self._destination, now_ms)
         self._route(number, self._checked(destination), meta, body, settled, state)
 

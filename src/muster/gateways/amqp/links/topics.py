@@ -60,9 +60,9 @@ class EncodedTopicMessage(topic_listeners.TopicMessage):
         if self._amqp is None:
             raw, data = self._foreign, self.message.data
             if raw is None and self.meta.large is not None:
-                self._amqp = message_codec.encode_large(self.meta, 0, consumers.now_ms())
+                self._amqp = message_codec.encode_large(self.meta, 0, messages.now_ms())
             elif raw is None:
-                self._amqp = message_codec.encode(self.meta, data, 0, consumers.now_ms())
+                self._amqp = message_codec.encode(self.meta, data, 0, messages.now_ms())
             else:
                 self._amqp = fast_path.unwrap(raw, data)
         return self._amqp
@@ -74,12 +74,12 @@ class EncodedTopicMessage(topic_listeners.TopicMessage):
             if self._foreign is None:
                 self._expires_ms = self.meta.expiration_ms
             else:
-                self._expires_ms = amqp_types.expires_ms(self.amqp, consumers.now_ms())
+                self._expires_ms = amqp_types.expires_ms(self.amqp, messages.now_ms())
         return self._expires_ms
 
     def has_expired(self) -> bool:
         try:
-            return 0 < self.expires_ms <= consumers.now_ms()
+            return 0 < self.expires_ms <= messages.now_ms()
         except (errors.MusterError, ValueError):
             return False  # decoding will report the error
 
@@ -214,13 +214,13 @@ class TopicLink(consumers.OutgoingLink):
         while not self.closed and not self._streaming and self.engine.may_send(self.link):
             if self._returned:
                 data = self._returned.pop()[1]
-                expires_ms = amqp_types.expires_ms(data, consumers.now_ms())
+                expires_ms = amqp_types.expires_ms(data, messages.now_ms())
             elif self._waiting:
                 data, expires_ms = self._waiting.popleft()
                 self._bytes -= len(data)
             else:
                 return
-            if expires_ms and expires_ms <= consumers.now_ms():
+            if expires_ms and expires_ms <= messages.now_ms():
                 self._count_dropped("expired")
             else:
                 self._transmit(data)
@@ -253,7 +253,7 @@ class TopicLink(consumers.OutgoingLink):
         what waits here."""
         group = self._key[1]
         others = listeners.sharing(group) if group is not None else []
-        now_ms = consumers.now_ms()
+        now_ms = messages.now_ms()
         returned = [(data, amqp_types.expires_ms(data, now_ms)) for _, data in reversed(self._returned)]
         for (data, expires_ms), other in zip((*returned, *self._waiting), itertools.cycle(others)):
             assert isinstance(other, TopicLink)

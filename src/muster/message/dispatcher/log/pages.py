@@ -13,7 +13,7 @@ checkpoint are written again to *sorted pages* (`shared_pages`), with their numb
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -55,6 +55,7 @@ class PageCover(msgspec.Struct, array_like=True):
 
 is_page: Final = log_pages.is_page
 encode: Final = msgspec.msgpack.Encoder().encode
+P = TypeVar("P")
 _pages: Final = msgspec.msgpack.Decoder(MessagePage)
 _covers: Final = msgspec.msgpack.Decoder(PageCover)
 
@@ -74,10 +75,7 @@ def end(sequence: int) -> int:
 
 def read(page: api.StoredMessage) -> Iterator[tuple[int, str, PagedMessage]]:
     """The messages of a page, in the order of their numbers, each with its number and its subject."""
-    try:
-        decoded = _pages.decode(page.data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise errors.InvariantViolation(f"page {page.sequence} of the log is unreadable: {error}") from error
+    decoded = _decode(page, _pages)
     if not decoded.parts:
         first, subject = page.sequence << BITS, page.subject
         return ((first | place, subject, message) for place, message in enumerate(decoded.held))
@@ -87,7 +85,11 @@ def read(page: api.StoredMessage) -> Iterator[tuple[int, str, PagedMessage]]:
 
 
 def cover(page: api.StoredMessage) -> PageCover:
+    return _decode(page, _covers)
+
+
+def _decode(page: api.StoredMessage, decoder: msgspec.msgpack.Decoder[P]) -> P:
     try:
-        return _covers.decode(page.data)
+        return decoder.decode(page.data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise errors.InvariantViolation(f"page {page.sequence} of the log is unreadable: {error}") from error

@@ -305,9 +305,8 @@ class DeliveryQueue:
                     ledger.settings_of(self._settings, source.key).expired or "",
                 )
         if message is not None and target:
-            meta = moved_messages.to_dead_letter(message.meta, reason, self._origin(source, message))
-            raw = messages.encode_meta(meta).decode()
-            copies.append(self.copy_to(destinations.queue(target), meta, raw, message.data, due=True))
+            queue = source.key.removeprefix(ledger.QUEUE_MARK)
+            copies.append(self.dead_letter(queue, message.meta, message.data, reason, target))
         record = ledger.LogRecord(acked={source.key: [number]}, stored=journal.count_by_queue(copies))
         while True:
             try:
@@ -320,10 +319,16 @@ class DeliveryQueue:
             except errors.MusterError:  # the next dispatcher delivers it again
                 return
 
-    def _origin(self, source: backlog.Backlog, message: backlog.LoadedMessage) -> str:
-        """The original destination, even of a message that becomes a dead letter again."""
-        before = message.meta.properties.get(messages.DEAD_FROM) or message.meta.destination
-        return str(before or destinations.queue(source.key.removeprefix(ledger.QUEUE_MARK)))
+    def dead_letter(
+        self, queue: str, meta: messages.MessageMeta, data: bytes, reason: str, target: str
+    ) -> journal.JournalMessage:
+        """The copy of a message for the queue ``target`` of dead letters or expired messages. It names the
+        original destination, even if it becomes a dead letter again.
+        """
+        origin = meta.properties.get(messages.DEAD_FROM) or meta.destination or destinations.queue(queue)
+        moved = moved_messages.to_dead_letter(meta, reason, str(origin))
+        raw = messages.encode_meta(moved).decode()
+        return self.copy_to(destinations.queue(target), moved, raw, data, due=True)
 
     # Sending.
 

@@ -290,12 +290,9 @@ class QueueAdmin:
     ) -> journal.JournalMessage | None:
         """The copy of an expired message for the queue of these, if there is one."""
         target = self._settings.queue(queue).expired
-        if not target:
-            return None
-        origin = meta.properties.get(messages.DEAD_FROM) or meta.destination or destinations.queue(queue)
-        moved = moved_messages.to_dead_letter(meta, messages.EXPIRED, str(origin))
-        raw = messages.encode_meta(moved).decode()
-        return self._delivery.copy_to(destinations.queue(target), moved, raw, held.data, due=True)
+        return (
+            self._delivery.dead_letter(queue, meta, held.data, messages.EXPIRED, target) if target else None
+        )
 
     async def _remove_waiting(
         self,

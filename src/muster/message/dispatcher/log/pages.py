@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from muster.bus import api
-from muster.bus.log import pages as log_pages
+from muster.bus.log import pages
 from muster.core import errors
 from muster.message.dispatcher.log import ledger
 
@@ -53,7 +53,7 @@ class PageCover(msgspec.Struct, array_like=True):
     parts: list[tuple[str, int]] = []
 
 
-is_page: Final = log_pages.is_page
+is_page: Final = pages.is_page
 encode: Final = msgspec.msgpack.Encoder().encode
 P = TypeVar("P")
 _pages: Final = msgspec.msgpack.Decoder(MessagePage)

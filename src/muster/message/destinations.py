@@ -159,3 +159,8 @@ def from_subject(subject: str) -> Destination:
 def token(name: str) -> str:
     """Encode any text as one subject token."""
     return base64.urlsafe_b64encode(name.encode()).decode().rstrip("=") or "_"
+
+
+def of_token(text: str) -> str:
+    """The text that `token` encoded."""
+    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()

@@ -93,6 +93,10 @@ class LogSubjects:
     def queue(self, name: str) -> str:
         return self._subject("queue", destinations.token(name))
 
+    def of_queue(self, subject: str) -> str:
+        """The name of the queue of a log subject; see `queue`."""
+        return destinations.of_token(subject.removeprefix(self._subject("queue", "")))
+
     def topic(self, subject: str) -> str:
         """For a users' subject or pattern."""
         return self._subject(subject)

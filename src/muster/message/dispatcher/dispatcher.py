@@ -111,6 +111,7 @@ class Dispatcher:
         # Connections, by the bus connection that they use: a gateway's may share one
         self._names_at: dict[api.ConnectionId, dict[str, None]] = {}
         self._checkpoint_bytes = 0  # size of the log after the last checkpoint
+        self._checkpointing = asyncio.Lock()
         self._packed_bytes = 0.0  # size of the log above which it is packed again
         self._crowded = asyncio.Event()
         self._disconnected = False
@@ -242,7 +243,7 @@ class Dispatcher:
         here.used_bytes = (await here.stream.state()).bytes
         if self._is_crowded():
             self._crowded.set()
-        if not here.checkpointing.locked() and (
+        if (
             here.is_short_of_room(2 * WATCH_S)
             or here.records >= self._settings.checkpoint_records
             or here.used_bytes - self._checkpoint_bytes > RECORDS_BYTES
@@ -257,7 +258,7 @@ class Dispatcher:
         return self._log.used_bytes > max(CROWDED * self._log.max_bytes, self._packed_bytes)
 
     async def _write_checkpoint(self) -> None:
-        async with self._log.checkpointing:
+        async with self._checkpointing:
             try:
                 await checkpoints.write(self._log)
             finally:

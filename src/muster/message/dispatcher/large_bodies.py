@@ -15,13 +15,13 @@ import asyncio
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from muster.core import errors
 from muster.core import messages as core_messages
 from muster.message import destinations, messages, partitions, protocol
-from muster.message.dispatcher.log import journal, ledger, message_log, pages
+from muster.message.dispatcher.log import journal, ledger, log_reader, message_log, pages
 from muster.message.dispatcher.peers import peer_protocol, transfers
 
 UPLOADS_MAX = 10_000  # bodies of an identity without their messages
@@ -49,6 +49,7 @@ class LargeBodies:
         self._started_at = now_s()
         self._counted = False
         log.on_record = self._applied
+        log.on_moved = self._note
 
     async def store(
         self, request: protocol.StoreChunk | peer_protocol.StoreBody, identity: str = ""
@@ -126,15 +127,18 @@ class LargeBodies:
             self._needed_until[body] = now
         else:
             self._needed_until[body] = now + TOPIC_S
-        if number:
-            self._add(self._key(copy.subject or "", copy.destination), number, body)
+        if number and copy.subject is not None:
+            self._add(self._key(copy.subject), number, body)
 
-    def _key(self, subject: str, destination: destinations.Destination) -> str:
-        if subject == self._log.subjects.delay:
+    def _key(self, subject: str) -> str:
+        subjects = self._log.subjects
+        if subject == subjects.delay:
             return ledger.DELAY_KEY
-        if subject.startswith(self._log.subjects.transfer_prefix):
-            return _transfer_key(subject)
-        return ledger.queue_key(destination.name) if destination.is_queue else _TOPICS
+        if subject.startswith(subjects.transfer_prefix):
+            return f"{_TRANSFER}{subject.removeprefix(subjects.transfer_prefix)}"
+        if subject.startswith(subjects.topic_prefix):
+            return _TOPICS
+        return ledger.queue_key(subjects.of_queue(subject))
 
     def _add(self, key: str, number: int, body: str) -> None:
         if (key, number) not in self._messages:
@@ -174,8 +178,7 @@ class LargeBodies:
             self._counted = True
             return
         if not self._counted:
-            async with self._log.checkpointing:  # a message is not moved to a page that was read before
-                await self._count()
+            await self._count()
             self._counted = True
         floor = self._ledger.floor_of_topics()
         for key, number in [place for place in self._messages if not place[0] and place[1] <= floor]:
@@ -194,45 +197,31 @@ class LargeBodies:
 
     async def _count(self) -> None:
         """Find the messages in the log that refer to bodies."""
-        queues = {
-            self._log.subjects.queue(key.removeprefix(ledger.QUEUE_MARK)): key
-            for key in self._ledger.backlogs
-            if key.startswith(ledger.QUEUE_MARK)
-        }
-        log_subjects = self._log.subjects
         sorted_to = self._log.shared_pages.sorted_to
         async for page in self._log.reader.read_pages(1):
-            if page.subject == log_subjects.shared and page.sequence <= sorted_to:
-                continue  # they have been sorted
-            for number, subject, held in pages.read(page):
-                if messages.MAY_BE_LARGE not in held.raw:
-                    continue
-                if subject == log_subjects.delay:
-                    key = ledger.DELAY_KEY
-                elif subject.startswith(log_subjects.transfer_prefix):
-                    key = _transfer_key(subject)
-                elif subject.startswith(log_subjects.topic_prefix):
-                    key = _TOPICS
-                elif subject in queues:
-                    key = queues[subject]
-                else:
-                    continue
-                if self._is_done(key, number):
-                    continue
-                raw = transfers.meta_of(held.raw) if key.startswith(_TRANSFER) else held.raw
-                large = messages.decode_meta(raw).large
-                if large is not None and large.partition == self._log.partition:
-                    self._add(key, number, large.id)
-                    self._needed_until.setdefault(large.id, self._started_at)
+            if page.subject != self._log.subjects.shared or page.sequence > sorted_to:  # else they are sorted
+                self._note(pages.read(page))
+
+    def _note(self, read: Iterable[log_reader.Numbered]) -> None:
+        """Messages that were read, or moved: these may not be found where they are now."""
+        for number, subject, held in read:
+            if messages.MAY_BE_LARGE not in held.raw:
+                continue
+            key = self._key(subject)
+            if self._is_done(key, number):
+                continue
+            raw = transfers.meta_of(held.raw) if key.startswith(_TRANSFER) else held.raw
+            large = messages.decode_meta(raw).large
+            if large is not None and large.partition == self._log.partition:
+                self._add(key, number, large.id)
+                self._needed_until.setdefault(large.id, self._started_at)
 
     def _is_done(self, key: str, number: int) -> bool:
         if key == ledger.DELAY_KEY:
             return number in self._ledger.delayed_done
         if key.startswith(_TRANSFER):
             return number <= self._ledger.transferred.get(int(key.removeprefix(_TRANSFER)), 0)
+        if key == _TOPICS:
+            return False
         source = self._ledger.backlogs.get(key)
-        return source is not None and source.is_done(number)
-
-
-def _transfer_key(subject: str) -> str:
-    return f"{_TRANSFER}{subject.rpartition('.')[2]}"
+        return source is None or source.is_done(number)

@@ -165,6 +165,7 @@ async def _write_pages(log: message_log.MessageLog, runs: list[_Run]) -> list[le
             )
             item = journal.JournalItem(page=(log.subjects.sorted(run.group), page))
             sequence = pages.sequence_of((await log.store(item))[0])
+            log.on_moved(run.needed)
             made.append(ledger.SortedPage(run.group, run.first, run.last, sequence, len(run.needed)))
     except errors.LimitExceeded:
         for useless in made:

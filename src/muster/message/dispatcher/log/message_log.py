@@ -49,12 +49,12 @@ class MessageLog:
         self.records = 0  # records since the last checkpoint
         self.checkpoint_head = 0  # the last checkpoint is the sum up to here
         self.used_bytes = 0  # size of the log when last read, plus later sends
-        self.checkpointing = asyncio.Lock()  # while it is held, no message moves to another page for good
         self._now_s = asyncio.get_running_loop().time
         self._refused_at = -math.inf  # last time a message was rejected for lack of room
         # Called when messages are in the log
         self.on_stored: Callable[[journal.Placed], None] = lambda _: None
         self.on_record: Callable[[ledger.LogRecord], None] = lambda _: None
+        self.on_moved: Callable[[list[log_reader.Numbered]], None] = lambda _: None  # to other pages
         self.on_ended: Callable[[backlog.Backlog], None] = lambda _: None  # it was replaced or deleted
 
     def check_is_here(self, queue: str) -> None:

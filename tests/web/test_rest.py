@@ -272,6 +272,18 @@ def test_logs_of_several_resources_are_merged_and_followed(olga):
     wait_until(lambda: begun <= lines(where="group = 'say'", lines=1000))
     assert lines(name=["say-1", "say-2"], lines=1) <= {("say-1", "more"), ("say-2", "more"), *begun}
     assert {name for name, _ in lines(name="say-1", since_s=60)} == {"say-1"}
+
+    def records() -> int:
+        told = olga.get("/activity", params={"what": "logs", "target": "say-2", "limit": 200}).json()["items"]
+        return sum(record["target"] == "say-2" for record in told)
+
+    path = "/resources/say-2/logs"
+    part = olga.get(path, params={"lines": 1}).json()
+    for _ in range(3):  # an open page asks every second: that must not displace the log of activity
+        part = olga.get(path, params={"cursor": part["cursor"]}).json()
+    assert olga.get(path, params={"lines": 1}).status_code == 200
+    wait_until(lambda: records() >= 2)
+    assert records() == 2
     seen: set[str] = set()
     with olga.stream("GET", "/watch-logs", params={"where": "group = 'say'"}) as answer:
         for line in answer.iter_lines():

@@ -52,10 +52,12 @@ class ActionRunner:
         touches: str = "",
         needs: sessions.WebRole = sessions.WebRole.OPERATOR,
         service_audits: bool = True,
+        repeated: bool = False,
     ) -> T:
         """Run an operation if the person's role permits it, and record its outcome, also if it is cancelled.
 
-        ``service_audits``: the service that executes the operation records it.
+        ``service_audits``: the service that executes the operation records it. ``repeated``: it continues a
+        read that was recorded, such as that of a log that is followed; only its failure is recorded.
         """
         outcome, why, sent = messages.DecisionOutcome.IN_DOUBT, "cancelled before the reply", False
         with (
@@ -80,7 +82,8 @@ class ActionRunner:
                     outcome = messages.DecisionOutcome.FAILED
                 if touches and sent:
                     self._feed.cache.touch(touches)
-                if not (service_audits and begun.answered):
+                done = outcome is messages.DecisionOutcome.DONE
+                if not (service_audits and begun.answered) and not (repeated and done):
                     await self.finish(
                         self.record(session.name, what, target, why, outcome, kind=session.kind)
                     )

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from muster.core import errors
+from muster.core import errors, messages
 from muster.manage import operations, protocol
 from muster.manage import rows as rows_
 from muster.web import actions
@@ -193,7 +193,7 @@ def managers(request: page.PageRequest) -> page.DashboardPage:
             record
             for what in MOVES
             for record in (await request.get("/activity", what=what, limit=system.RECORDS_MAX)).items
-            if now_s - record.at_ms / 1000 < TIMELINE_S
+            if now_s - record.at_ms / 1000 < TIMELINE_S and record.outcome is messages.DecisionOutcome.DONE
         ]
         moves.sort(key=lambda record: -record.at_ms)
         names = [manager.name for manager in await request.get("/managers")]

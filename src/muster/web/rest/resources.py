@@ -160,7 +160,7 @@ async def logs(
     async def act(bus: Any) -> rows.LogRow:
         return (await client.ManageClient(bus).log_parts({name: query}))[0]
 
-    return await call.run("logs", name, act, touches="manage")
+    return await call.run("logs", name, act, repeated=bool(cursor))
 
 
 @router.of("GET /logs", "Last lines of the logs of several resources")
@@ -187,7 +187,7 @@ async def merged_logs(
                 merged.append(line)
         return rows.MergedLog(lines=merged, notes=notes)
 
-    return await call.run("logs", where or ", ".join(names), act, touches="manage")
+    return await call.run("logs", where or ", ".join(names), act)
 
 
 drain, undrain, drain_agent, undrain_agent = (
@@ -256,7 +256,7 @@ async def job_runs(call: request_state.Call, name: base.ResourceName) -> list[ro
     async def act(bus: Any) -> list[rows.JobRunRow]:
         return await client.ManageClient(bus).job_runs(name)
 
-    return await call.run("logs", name, act, touches="manage")
+    return await call.run("logs", name, act)
 
 
 router.operation("POST /jobs/{name}/runs", operations.RUN_JOB, name=base.ResourceName)

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from muster.bus import api
 from muster.cli.monitoring import report as report_command
-from muster.core import messages
+from muster.core import errors, messages
 from muster.core.reports import columns
 from muster.monitor import client, protocol
 from muster.testing.eventually import eventually
@@ -21,7 +23,7 @@ async def test_a_consumer_finds_a_producer(connect, channel):
     assert producer.name == "c1"
 
 
-async def test_the_last_minutes_are_found_by_time(connect, channel, report):
+async def test_the_last_minutes_are_found_by_time(connect, channel, report, monkeypatch):
     started = await channel("c1")
     sensor = await connect("m1")
     sent: list[int] = []
@@ -37,6 +39,9 @@ async def test_the_last_minutes_are_found_by_time(connect, channel, report):
     assert len(until) >= 3
     assert all(reports.stored_at_ms <= middle + 1 for reports in until)
     assert await client.recent(sensor, at_ms=everything[0].stored_at_ms - 5000) == []
+    monkeypatch.setattr(client, "RECENT_BYTES_MAX", 2 * everything[0].batch.nbytes)
+    with pytest.raises(errors.LimitExceeded, match="of 60 s are too many"):
+        await client.recent(sensor)
 
 
 async def test_the_report_of_a_pipeline_is_preferred_to_one_made_here(connect, channel, report):

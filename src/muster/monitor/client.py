@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 SENSOR_VARIABLE = "MUSTER_SENSOR"
 SENSOR_URL = "http://127.0.0.1:9125"
 PUSH_TIMEOUT_S = 2.0
+RECENT_BYTES_MAX = 1 << 30  # of reports that are read at once: a viewer states the window
 
 
 class RecentReports(NamedTuple):
@@ -102,7 +103,7 @@ async def find(
 async def recent(bus: api.Bus, *, window_s: float = 60.0, at_ms: int | None = None) -> list[RecentReports]:
     """The batches stored at the top in the ``window_s`` before ``at_ms`` (default: now), oldest first.
 
-    `errors.NotFound` if no channel ever stored one.
+    `errors.NotFound` if no channel ever stored one, `errors.LimitExceeded` above `RECENT_BYTES_MAX`.
     """
     try:
         stream = await bus.open_stream(columns.REPORTS_STREAM)
@@ -116,7 +117,7 @@ async def recent(bus: api.Bus, *, window_s: float = 60.0, at_ms: int | None = No
     if not state.messages:
         return []
     first = await _first_since(stream, state, until_ns - int(window_s * 1e9))
-    reports = []
+    reports, size = [], 0
     async for message in stream.read(first, state.last_sequence, gaps=True):
         if message.stored_at_ns > until_ns:
             break
@@ -124,6 +125,11 @@ async def recent(bus: api.Bus, *, window_s: float = 60.0, at_ms: int | None = No
             batch, facts = columns.decode(message.data)
         except errors.MusterError:
             continue  # the pipeline counts invalid messages
+        size += batch.nbytes
+        if size > RECENT_BYTES_MAX:
+            raise errors.LimitExceeded(
+                f"the reports of {window_s:g} s are too many to read at once", hint="choose a shorter window"
+            )
         reports.append(RecentReports(batch, facts, message.stored_at_ns // 1_000_000))
     return reports
 

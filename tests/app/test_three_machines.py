@@ -89,6 +89,11 @@ class Machines:
         await join_client.join(place, await self.token(), self.choices(name), waiting=lambda _: None)
         await self.start(name)
 
+    def listed(self, name: str) -> tuple[membership.Machine, ...]:
+        known = membership.load(self.folder / name / "fleet")
+        assert known is not None
+        return known.machines
+
     def keyring(self, name: str = "a") -> keyring.Keyring:
         return keyring.Keyring.open(self.folder / name / "fleet" / "keys")
 
@@ -186,7 +191,11 @@ async def test_three_machines_replicate_refuse_revoked_identities_and_replace_a_
     for bus in connected:
         await bus.close()
     await eventually(lambda: machines.status("c", "alice") == "revoked", timeout_s=10)
+    roaming = await machines.connect("c", trust.credentials("admin"))
     await machines.stop("c")
+    await eventually(lambda: roaming.state is api.ConnectionState.CONNECTED, timeout_s=15)
+    assert roaming.broker in (f"{known.broker}" for known in machines.listed("a") if known.name != "c")
+    await roaming.close()
     failed = await machines.cli("creds", "revoke", "bob")
     assert failed.code != 0
     assert machines.url("c") in failed.err

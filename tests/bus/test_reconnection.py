@@ -226,3 +226,20 @@ async def test_a_web_socket_has_tls_if_certificates_are_given(monkeypatch):
         with pytest.raises(errors.Unavailable):
             await client.connect([f"ws://{place}"], identity="ann", tls=ssl.create_default_context())
     assert bytes(first[:2]) == b"\x16\x03", "a TLS handshake"
+
+
+def discovered(first: str, *reported: str) -> set[tuple[str, str]]:
+    """Host, and the name that its certificate has to have, of what is tried next."""
+    pool = reconnection.ServerPool(reconnection.parse_server(first))
+    pool.discover({"connect_urls": list(reported), "tls_required": True})
+    return {(address.host, address.tls_name) for address in pool.candidates()}
+
+
+def test_a_broker_of_another_machine_has_a_certificate_of_its_own():
+    """A client that expects that of the broker it has lost reaches no other one."""
+    assert discovered("tls://10.0.0.3", "10.0.0.3:4222", "10.0.0.1:4222") == {("10.0.0.1", "")}
+
+
+def test_brokers_of_one_machine_may_have_a_name_in_their_certificate_only():
+    tried = {("10.0.0.1", ""), ("10.0.0.1", "broker.example")}
+    assert discovered("tls://broker.example", "10.0.0.1:4223") == tried

@@ -84,33 +84,35 @@ class ServerPool:
 
     def __init__(self, first: ServerAddress) -> None:
         self.current = first  # the last one that a connection was attempted to
-        self._known = {(first.host, first.port): first}
+        self._known = [first]
 
     def __len__(self) -> int:
         return len(self._known)
 
     def add(self, addresses: Iterable[ServerAddress]) -> None:
-        for address in addresses:
-            self._known.setdefault((address.host, address.port), address)
+        self._known += [address for address in addresses if address not in self._known]
 
     def discover(self, info: dict[str, Any]) -> None:
-        """Add the brokers that the current one reports. Their addresses may be IP addresses, while their
-        certificates have the name under which the current one is known."""
+        """Add the brokers that the current one reports. The certificate of one with an IP address has that,
+        or only a name: if the current one is known by a name, that is tried as well."""
         reported = info.get("connect_urls")
         for place in reported if isinstance(reported, list) else ():
             try:
                 address = parse_server(f"{self.current.scheme}://{place}")
             except errors.InvalidInput:
                 continue
-            name = ""
-            if info.get("tls_required") and hosts.is_address(address.host):
-                name = self.current.tls_name or self.current.host
-            self.add([ServerAddress(address.scheme, address.host, address.port, self.current.path, name)])
+            name = self.current.tls_name or self.current.host
+            names = [""]
+            if info.get("tls_required") and hosts.is_address(address.host) and not hosts.is_address(name):
+                names.append(name)
+            self.add(
+                ServerAddress(address.scheme, address.host, address.port, self.current.path, tls_name)
+                for tls_name in names
+            )
 
     def candidates(self) -> Sequence[ServerAddress]:
         """For the next attempt: all but the last, if there are others."""
-        here = self.current.host, self.current.port
-        return [address for place, address in self._known.items() if place != here] or [self.current]
+        return [address for address in self._known if address.place != self.current.place] or [self.current]
 
 
 class ReconnectionPlan:

@@ -63,8 +63,8 @@ leaf.add(
     operations.LINK,
     click.argument("near", shell_complete=live_names.BROKERS),
     click.argument("far", shell_complete=live_names.BROKERS),
-    more="FAR is a broker of this domain, or the URL of a leaf listener of another domain. Only leaf links "
-    "can change at run time; routes and gateways are fixed when the brokers start.",
+    more="FAR is a broker of this domain, or the URL of a leaf listener of one that trusts the keys of this "
+    "domain. Only leaf links can change at run time; routes and gateways are fixed when the brokers start.",
     done="{result.id} is up",
     examples=[
         ("muster broker link edge-1 local-1", "edge-1 becomes a leaf of local-1"),

@@ -61,4 +61,4 @@ def password(invocation: command.Invocation, name: str, role: str | None) -> Non
                 role = known(name).role
     role = role or "user"
     trust.passwords().set(name, roles.Role(role), entered, mechanisms=("SCRAM-SHA-256", "SCRAM-SHA-512"))
-    invocation.printer.done({"name": name, "role": role}, f"{name} can log in")
+    invocation.printer.done({"name": name, "role": role}, f"{name} can log in as {role}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -53,18 +54,13 @@ class StoredPage(msgspec.Struct, frozen=True):
     body: int = 0
 
 
+@dataclass(slots=True)
 class OldestPages:
     """The records of the ``trimmed`` pages, read for trimming, with their positions."""
 
-    def __init__(
-        self,
-        trimmed: Sequence[StoredPage],
-        records: Sequence[tuple[int, pages.OwnedRecord]],
-        requests: Sequence[pages.LogRequest],
-    ) -> None:
-        self.trimmed = trimmed
-        self.records = deque(records)
-        self.requests = list(requests)
+    trimmed: Sequence[StoredPage]
+    records: deque[tuple[int, pages.OwnedRecord]]
+    requests: list[pages.LogRequest]
 
 
 class LogTransaction:

@@ -514,18 +514,17 @@ class OwnedLog:
 
     async def _read_oldest(self) -> journal_.OldestPages:
         chosen = self._journal.oldest_pages()
-        records: list[tuple[int, pages.OwnedRecord]] = []
-        requests: list[pages.LogRequest] = []
+        oldest = journal_.OldestPages(chosen, deque(), [])
         first, last = chosen[0].sequence, chosen[-1].sequence
         async for message in self._stream.read(first, last, subject=self._pages_subject):
             page = pages.page_in(message.data)
             if page is None:
                 continue
             for place, record in enumerate(await self._body(page) or page.records):
-                records.append((pages.position(message.sequence, place), record))
+                oldest.records.append((pages.position(message.sequence, place), record))
             known = self._journal.requests
-            requests += [known[request.id] for request in page.requests if request.id in known]
-        return journal_.OldestPages(chosen, records, requests)
+            oldest.requests += [known[request.id] for request in page.requests if request.id in known]
+        return oldest
 
     async def _remove_rewritten(self) -> None:
         oldest = self._oldest

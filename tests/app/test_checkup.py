@@ -265,8 +265,13 @@ async def test_a_check_that_trips_does_not_hide_the_others(place: home.Home, mon
     async def broken(_: doctor.DoctorTarget) -> doctor.CheckOutcome:
         raise RuntimeError("unforeseen")
 
-    monkeypatch.setattr(doctor, "CHECKS", (broken, doctor.python))
+    async def hanging(_: doctor.DoctorTarget) -> doctor.CheckOutcome:
+        return await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(doctor, "CHECKS", (broken, hanging, doctor.python))
+    monkeypatch.setattr(doctor, "CHECK_S", 0.5)
     seen = await run_doctor(place)
+    assert (seen["hanging"].state, seen["hanging"].finding) == (doctor.FAULT, "no result within 0.5 s")
     assert seen["broken"].state == doctor.FAULT
     assert seen["python"].state == doctor.OK
     assert asyncio.iscoroutinefunction(doctor.python)

@@ -53,6 +53,7 @@ ANSWER_S = 1.0
 SHOWN_MAX = 8
 LOOKED_AT_MAX = 200
 REGISTRY_S = 5.0
+CHECK_S = 10.0  # for each check: brokers without a majority do not refuse, they do not reply
 NAMED_MAX = 5
 REPORTS_S = 60.0  # of reports, to know their rate
 
@@ -120,9 +121,12 @@ def _name(check: Callable[..., object]) -> str:
 
 async def _result(check: Callable[..., object], outcome: Awaitable[CheckOutcome]) -> CheckResult:
     try:
-        return CheckResult(_name(check), *await outcome)
+        async with asyncio.timeout(CHECK_S):
+            return CheckResult(_name(check), *await outcome)
     except errors.MusterError as error:
         return CheckResult(_name(check), FAULT, error.message, error.hint or "")
+    except TimeoutError:
+        return CheckResult(_name(check), FAULT, f"no result within {CHECK_S:g} s")
     except Exception as error:  # noqa: BLE001  (a failing check must not hide the others)
         return CheckResult(_name(check), FAULT, f"{type(error).__name__}: {error}", "report this")
 

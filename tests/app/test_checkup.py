@@ -266,7 +266,8 @@ async def test_a_check_that_trips_does_not_hide_the_others(place: home.Home, mon
         raise RuntimeError("unforeseen")
 
     async def hanging(_: doctor.DoctorTarget) -> doctor.CheckOutcome:
-        return await asyncio.get_running_loop().create_future()
+        await asyncio.Event().wait()
+        return doctor.OK, "", ""
 
     monkeypatch.setattr(doctor, "CHECKS", (broken, hanging, doctor.python))
     monkeypatch.setattr(doctor, "CHECK_S", 0.5)

@@ -558,7 +558,10 @@ def _broker_advice(target: DoctorTarget) -> str:
     if target.running is None or target.settings.bus.servers:
         return "bus.servers in muster.toml lists them: start them, or change the list"
     logs = home.DomainFolder(target.folder).logs
-    return f"the domain restarts them; otherwise run `muster down && muster up --detach` (logs: {logs})"
+    return (
+        "each machine restarts its own; if one of this machine does not return, run `muster down && muster up "
+        f"--detach` (logs: {logs})"
+    )
 
 
 def _is_synchronised() -> bool:

@@ -260,13 +260,15 @@ class ManageClient:
         """Rows of the named resources, of those that match ``where``, or of all."""
         if not names:
             return [row async for row in self._pages(rows.ResourceRow, "enumerate", where=where)]
-        pages = await asyncio.gather(*map(self._get, _parts(names, NAMES_MAX)))
+        parts = _parts(names, NAMES_MAX)
+        pages = await asyncio.gather(*(self._read_all(rows.ResourceRow, "get", part) for part in parts))
         return [row for page in pages for row in page]
 
-    async def _get(self, names: Sequence[str]) -> list[rows.ResourceRow]:
-        items: list[rows.ResourceRow] = []
+    async def _read_all(self, kind: type[T], verb: str, names: Sequence[str], **arguments: Any) -> list[T]:
+        """An item for each name, as many at a time as fit into a message."""
+        items: list[T] = []
         while len(items) < len(names):
-            items += await self._read(list[rows.ResourceRow], "get", names=list(names[len(items) :]))
+            items += await self._read(list[kind], verb, names=names[len(items) :], **arguments)  # type: ignore[valid-type]
         return items
 
     async def enumerate(self, *, where: str = "", after: str = "", limit: int = 100) -> rows.ResourcePage:
@@ -397,12 +399,7 @@ class ManageClient:
 
     async def _attributes(self, names: Sequence[str], keys: Sequence[str]) -> list[dict[str, Any]]:
         """Those attributes of each resource; empty for one that does not exist."""
-        items: list[dict[str, Any]] = []
-        while len(items) < len(names):
-            items += await self._read(
-                list[dict[str, Any]], "attributes", names=names[len(items) :], keys=keys
-            )
-        return items
+        return await self._read_all(dict[str, Any], "attributes", names, keys=keys)
 
     async def watch(self, *names: str, where: str = "") -> AsyncIterator[protocol.ResourceStateChange]:
         """Changes of health only; ``names`` and ``where`` as in `subscribe`."""

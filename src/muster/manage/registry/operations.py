@@ -155,8 +155,9 @@ async def _send_page(
     except messages.MessageTooLarge as error:
         return all_of(messages.DecisionOutcome.REFUSED, error.code, error.message)
     within_s = max(order.timeout_s for order in page) + 5
+    subject, repeat = protocol.to_manager(manager, "execute"), api.Repetition(RESEND_S)  # executed once
     request = asyncio.ensure_future(
-        _request(registry.bus, protocol.to_manager(manager, "execute"), data, within_s=within_s)
+        client.exchange_repeated(registry.bus, subject, data, timeout_s=within_s, repeat=repeat)
     )
     try:
         while not request.done():
@@ -181,19 +182,6 @@ async def _send_page(
         request.cancel()
         with contextlib.suppress(asyncio.CancelledError, errors.MusterError):
             await request
-
-
-async def _request(bus: api.Bus, subject: str, data: bytes, *, within_s: float) -> api.Message:
-    """The reply to a request that is repeated until the deadline; it is executed once."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + within_s
-    while True:
-        left_s = max(0.1, deadline - loop.time())
-        try:
-            return await client.exchange_once(bus, subject, data, timeout_s=min(left_s, RESEND_S))
-        except errors.TimedOut:
-            if loop.time() >= deadline:
-                raise
 
 
 def _result(

@@ -312,6 +312,27 @@ def test_a_changed_entry_moves_what_may_move():
     play(scenario)
 
 
+def test_what_has_moved_stays_there_when_an_update_is_undone():
+    async def scenario(world: MovingWorld) -> None:
+        await world.run("web", group="shop")
+        entry = {"type": "memory", "placement": {}, "reschedule": {"after_s": AFTER_S}, "group": "shop"}
+        changed = {"name": "web", **entry, "config": {"value": 2}}
+        await world.client.apply(json.dumps({"resources": [changed]}), wait_s=60)
+        assert world.runs_on("web") == "a"
+        world.net.cut("a")
+        await world.moves_within("web", 60.0)
+        there = world.runs_on("web")
+        world.net.heal()
+        await until(lambda: not world.state.agents["a"].must_report)
+        undone = await world.client.undo("shop")
+        assert (await world.client.wait_rollout(undone.id, timeout_s=60)).state == "done"
+        assert world.state.resources["web"].spec.config == {}
+        assert world.runs_on("web") == there
+        assert not (await world.client.revisions("shop"))[-1].changes.keys() & {"agent"}
+
+    play(scenario)
+
+
 def test_an_operation_that_arrives_after_a_move_begins_nothing():
     async def scenario(world: MovingWorld) -> None:
         await world.run("web")

@@ -194,17 +194,22 @@ class RolloutExecutor:
             )
         targets: dict[str, protocol.ResourceSpec | None] = {}
         removed: set[str] = set()
+        placed: set[str] = set()  # their agents are part of what is undone
         for header in (header for header in headers if header.revision > to):
             for name, step in self._load(header.id).steps.items():
                 is_begun = step.state not in (rollout.PENDING, rollout.SKIPPED)
                 if is_begun and step.spec is not None and step.spec.group == group:
                     targets[name] = step.before
                     removed |= {name} if step.after is None else set()
+                    if step.before is not None and step.after and step.before.agent != step.after.agent:
+                        placed.add(name)
         steps = {}
         for name, target in targets.items():
             known = state.resources.get(name)
             if known is None and (target is None or name not in removed):
                 continue  # it was deleted by a user
+            if known is not None and target is not None and name not in placed:
+                target = manifest.placed(target, known.spec.agent, state.zone_of(known.spec.agent))
             if known is None or target is None or known.spec != target:
                 steps[name] = rollout.RolloutStep(before=known.spec if known else None, after=target)
         members = {name for name, known in state.resources.items() if known.spec.group == group}

@@ -559,8 +559,8 @@ def _broker_advice(target: DoctorTarget) -> str:
         return "bus.servers in muster.toml lists them: start them, or change the list"
     logs = home.DomainFolder(target.folder).logs
     return (
-        "each machine restarts its own; if one of this machine does not return, run `muster down && muster up "
-        f"--detach` (logs: {logs})"
+        "each machine restarts its own; if one of this machine does not return, "
+        f"run `muster down && muster up --detach` (logs: {logs})"
     )
 
 

@@ -386,7 +386,7 @@ def test_the_demo_shows_everything_stops_by_itself_and_runs_again(tmp_path):
         else:
             scenes = [json.loads(line)["scene"] for line in answer.out.splitlines()]
             assert scenes == [
-                *("domain", "messages", "requests", "selection", "storage"),
+                *("domain", "messages", "selection", "storage"),
                 *("events", "services", "takeover"),
             ]
         assert list(tmp_path.iterdir()) == []  # nothing is left behind

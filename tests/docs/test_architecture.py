@@ -97,7 +97,6 @@ def test_each_promise_of_the_readme_names_the_tests_that_show_it():
 RAW_REQUESTS = {
     "muster/bus": "the mechanism itself, and requests to the brokers",
     "muster/client/messages.py": "`m.request(topic)` and `muster request TOPIC`",
-    "muster/demo/tour.py": "shows requests to a topic",
 }
 
 

@@ -23,7 +23,7 @@ from muster.client import (
     rows,
     services,
 )
-from muster.core import errors
+from muster.core import errors, lifecycle
 from muster.manage.adapters import base, plugins
 from muster.manage.agent import agent as agent_
 from muster.message import destinations, listings, retries
@@ -57,11 +57,9 @@ async def open_async(
     >>> async with muster.open_async() as m:
     ...     await m.publish("orders/eu", "17 boxes")
     """
-    m = await connect(server, home=home, profile=profile, locator=locator, creds=creds, ca=ca)
-    try:
+    opened = await connect(server, home=home, profile=profile, locator=locator, creds=creds, ca=ca)
+    async with opened as m:
         yield m
-    finally:
-        await m.close()
 
 
 async def connect(
@@ -87,7 +85,7 @@ async def connect(
     return AsyncMuster(await location.connect(target), home=place.root if place is not None else None)
 
 
-class AsyncMuster:
+class AsyncMuster(lifecycle.ClosingContext):
     """A domain, as a program sees it. The parts are
 
     | `publish`, `subscribe`, `request`, `on` | messages of topics |

@@ -268,6 +268,29 @@ async def test_times_are_those_of_the_reader(furnished, visit):
     assert utc in title
 
 
+OPENED = """window.opened = [];
+window.EventSource = class extends EventSource {
+    constructor(...given) { super(...given); opened.push(this); }
+};"""
+HIDE = """hidden => {
+    Object.defineProperty(document, "hidden", {value: hidden, configurable: true});
+    document.dispatchEvent(new Event("visibilitychange"));
+}"""
+
+
+async def test_a_page_that_nobody_sees_keeps_no_connection(furnished, visit):
+    """A browser has six connections to a server: a seventh page would wait for ever."""
+    here = await visit("olga")
+    await here.page.add_init_script(OPENED)
+    await here.open("/machines")
+    await here.live()
+    await here.page.evaluate(HIDE, True)
+    assert await here.page.evaluate("opened.map(source => source.readyState)") == [2]
+    await here.page.evaluate(HIDE, False)
+    await here.until("opened.length === 2 && opened[1].readyState === 1")
+    await here.live()
+
+
 async def test_the_keyboard_reaches_everything_and_the_theme_is_kept(furnished, visit):
     here = await visit("olga")
     await here.open("/")

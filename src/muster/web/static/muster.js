@@ -191,7 +191,10 @@
   let heard = Date.now();
   let source = null;
 
+  // A page that nobody sees keeps no connection: browsers have six for all pages of a server.
   const open = () => {
+    source?.close();
+    if (document.hidden) return;
     source = new EventSource(address);
     source.addEventListener("sections", (event) => {
       const update = JSON.parse(event.data);
@@ -223,7 +226,8 @@
     });
   };
 
-  setInterval(() => { if (Date.now() - heard > 40000) show("silent", "warn"); }, 5000);
+  setInterval(() => { if (Date.now() - heard > 40000 && !document.hidden) show("silent", "warn"); }, 5000);
+  document.addEventListener("visibilitychange", () => { heard = Date.now(); open(); });
   addEventListener("pagehide", () => { if (source) source.close(); });
   addEventListener("pageshow", (event) => { if (event.persisted) open(); });
   open();

@@ -80,14 +80,6 @@ def read_text(path: Path) -> str:
     return text
 
 
-def format_time(at_ms: int) -> str:
-    import datetime
-
-    if not at_ms:
-        return ""
-    return datetime.datetime.fromtimestamp(at_ms / 1000).astimezone().isoformat(" ", "seconds")
-
-
 def key_values(arguments: tuple[str, ...]) -> dict[str, Any]:
     """Parse ``NAME=VALUE`` arguments (`command.parse_value`)."""
     return {name: command.parse_value(text) for name, text in command.assignments(arguments).items()}

@@ -28,6 +28,11 @@ def utc(at_s: float) -> str:
     return f"{datetime.datetime.fromtimestamp(at_s, datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
+def local(at_s: float) -> str:
+    """A time of this machine with its zone, for tables; empty for 0."""
+    return datetime.datetime.fromtimestamp(at_s).astimezone().isoformat(" ", "seconds") if at_s else ""
+
+
 def longest_word(texts: Sequence[str]) -> int:
     return max((len(word) for text in texts for word in text.split()), default=0)
 

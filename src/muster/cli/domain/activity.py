@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.cli import command, connection, registry_calls, tables
+from muster.cli import command, connection, tables
 from muster.manage import operations
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def activity(
 
 def _row(record: messages.Decision) -> dict[str, Any]:
     return {
-        "at": registry_calls.format_time(record.at_ms),
+        "at": tables.local(record.at_ms / 1000),
         "at_ms": record.at_ms,
         "who": record.on_behalf_of or record.who,
         "what": record.what,

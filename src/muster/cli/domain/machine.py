@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from muster.app.machines import roles as machine_roles
-from muster.cli import command, connection, live_names, registry_calls
+from muster.cli import command, connection, live_names, registry_calls, tables
 
 if TYPE_CHECKING:
     from muster.app import enrolment, home
@@ -145,7 +145,7 @@ def _row(known: membership.Machine) -> dict[str, object]:
         "address": known.address,
         "broker": known.broker or None,
         "stores": known.stores,
-        "since": registry_calls.format_time(round(known.since_s * 1000)),
+        "since": tables.local(known.since_s),
     }
 
 

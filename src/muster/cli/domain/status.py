@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.cli import command
+from muster.cli import command, tables
 from muster.client import location
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ def status(invocation: command.Invocation) -> None:
     lists: dict[str, Any] = {}
     if running is not None:
         facts |= {
-            "since": _time(running.started_at_s),
+            "since": tables.local(running.started_at_s),
             "version": running.version,
             **urls(settings.bus, running),
             "health": running.health_url,
@@ -89,10 +88,6 @@ def urls(bus: bus_settings.BusSettings, running: home.RunningDomain) -> dict[str
         "servers_for_others": [*for_others(*running.own_servers), *running.remote_servers],
         "locator": next(iter(for_others(locator)), locator) if locator else None,
     }
-
-
-def _time(at_s: float) -> str:
-    return datetime.datetime.fromtimestamp(at_s).astimezone().isoformat(" ", "seconds")
 
 
 async def fetch(url: str) -> dict[str, Any]:

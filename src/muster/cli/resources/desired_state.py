@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from muster.cli import command, connection, leaf, live_names, registry_calls
+from muster.cli import command, connection, leaf, live_names, registry_calls, tables
 from muster.core import units
 from muster.manage import operations
 
@@ -368,7 +368,7 @@ def history(invocation: command.Invocation, group: str, to: connection.Connectio
     lines = [
         {
             "revision": row.revision,
-            "at": registry_calls.format_time(row.at_ms),
+            "at": tables.local(row.at_ms / 1000),
             "by": row.by,
             "rollout": row.state,
             "name": row.name,

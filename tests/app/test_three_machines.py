@@ -154,6 +154,8 @@ async def test_three_machines_replicate_refuse_revoked_identities_and_replace_a_
         await machines.join("b")
         assert "streams are not replicated" in str(await machines.running["a"].status())
         assert await machines.replicas() == {1}
+        own = next(known.broker for known in machines.listed("a") if known.name == "b")
+        assert machines.running["b"].bus.broker == own, "it does not depend on another machine"
         await machines.join("c")
 
         async def replicated() -> bool:

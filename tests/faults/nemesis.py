@@ -58,15 +58,19 @@ class NoFault(Fault):
 
 
 class ProcessFault(Fault):
-    """A signal to the processes of a target."""
+    """A signal to the processes of a target. A host that is killed stays down until the end of the fault."""
 
     target: str
     number: signal.Signals
+    unit: units.Unit | None = None  # that stays down
 
     async def begin(self) -> str:
         self.victim: deployment_.Victim = await self.deployment.victim(self.target)
         if self.lasting:
             self.agent = self.deployment.agent(self.victim.name)
+        if self.target.startswith("host-") and self.number is signal.SIGKILL:
+            self.unit = self.deployment.units[f"domain-{self.victim.name}"]
+            self.unit.masked = True
         self._send(self.number)
         return f"{self.target} {self.victim.name}"
 
@@ -80,6 +84,8 @@ class ProcessFault(Fault):
     async def end(self) -> None:
         if self.number is signal.SIGSTOP:
             self._send(signal.SIGCONT)
+        if self.unit is not None:
+            self.unit.masked = False
 
     def _send(self, number: signal.Signals) -> None:
         for pid in self.victim.pids:
@@ -359,7 +365,7 @@ def _process_faults() -> dict[str, type[Fault]]:
                 names = {
                     "least_s": units.WATCHDOG_S + 2.0 if frozen else 0.0,  # until it is noticed
                     "words": target.replace("-", " ") if "-" in target else f"one {target}",
-                    "lasting": frozen and (target == "machine" or target.startswith("host-")),
+                    "lasting": target.startswith("host-") or (frozen and target == "machine"),
                     "kind": kind.kind,
                     "target": target,
                     "number": number,

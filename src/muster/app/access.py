@@ -38,13 +38,15 @@ class LoginDocument(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class DomainAddress:
-    """Where the brokers of a domain are. ``run`` differs after a restart of the domain."""
+    """Where the brokers of a domain are. ``run`` differs after a restart of the domain. ``in_order``: the
+    first is that of this machine."""
 
     servers: tuple[str, ...]
     ca: str = ""
     locator: str = ""
     proxy: str = ""
     run: tuple[int, float] | None = None
+    in_order: bool = False
 
 
 class DomainAccess:
@@ -171,7 +173,7 @@ class DomainAccess:
             tls=tls,
             connect_timeout_s=self._connect_timeout_s,
             measure=self._measure,
-            in_order=bool(where.locator),
+            in_order=where.in_order or bool(where.locator),
             proxy=where.proxy or None,
         )
 

@@ -333,7 +333,8 @@ class Domain:
         return certificates.ca_file(self.settings)
 
     async def _locate(self) -> access.DomainAddress:
-        return access.DomainAddress(self.servers, self._ca, proxy=self.settings.bus.proxy)
+        bus = self.settings.bus
+        return access.DomainAddress(self.servers, self._ca, proxy=bus.proxy, in_order=bus.on_machines)
 
     def _template(self) -> component_config.ComponentConfig:
         settings = cast(app_settings.Settings, self.settings)

@@ -110,7 +110,9 @@ def access_of(
 
     async def locate() -> access.DomainAddress:
         if servers or config.locator:
-            return access.DomainAddress(servers, config.ca, config.locator, settings.bus.proxy)
+            return access.DomainAddress(
+                servers, config.ca, config.locator, settings.bus.proxy, in_order=settings.bus.on_machines
+            )
         running = await asyncio.to_thread(folder.running)
         if running is None:
             raise errors.NotConnected(
@@ -122,6 +124,7 @@ def access_of(
             config.ca or running.ca or "",
             proxy=settings.bus.proxy,
             run=(running.pid, running.started_at_s),
+            in_order=settings.bus.on_machines,
         )
 
     return access.DomainAccess(

@@ -69,8 +69,15 @@ async def follow_alerts(
 async def connect(task: worker_config.WorkerConfig, measure: metrics.Metrics) -> api.Bus:
     creds = await asyncio.to_thread(credentials.Credentials.load, pathlib.Path(task.creds))
     tls = await asyncio.to_thread(ssl.create_default_context, cafile=task.ca) if task.ca else None
-    proxy = task.settings.bus.proxy or None
-    return await client.connect(task.servers, creds=creds, tls=tls, measure=measure, proxy=proxy)
+    bus = task.settings.bus
+    return await client.connect(
+        task.servers,
+        creds=creds,
+        tls=tls,
+        measure=measure,
+        proxy=bus.proxy or None,
+        in_order=bus.on_machines,
+    )
 
 
 async def run(task: worker_config.WorkerConfig, stop: asyncio.Event, ready: Callable[[], None]) -> None:

@@ -272,6 +272,11 @@ class BusSettings(sections.SettingsSection, frozen=True, kw_only=True):
         return self.tls == "on" or (self.tls == "auto" and not hosts.is_loopback(self.host))
 
     @property
+    def on_machines(self) -> bool:
+        """Whether brokers of other machines may join that of this machine."""
+        return bool(self.route_port) and not self.servers
+
+    @property
     def replicas(self) -> int:
         """Copies of each durable stream: 3 where three brokers store, else 1 (two would survive no more)."""
         return 3 if (self.storage_brokers or self.brokers) >= 3 else 1

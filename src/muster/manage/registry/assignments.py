@@ -19,13 +19,16 @@ import heapq
 import itertools
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from muster.core import errors, health, subjects
 from muster.manage import manifest, protocol
 from muster.manage.registry import records
+
+if TYPE_CHECKING:
+    from muster.manage.registry import views
 
 EPOCH_MAX = 1 << 62  # bound for epochs that an agent reports: a higher one always exists
 # Owners changed in one commit; the rest follows in the next.
@@ -41,26 +44,6 @@ UP = protocol.DesiredState.UP
 WORKS = (health.HealthState.UP, health.HealthState.COMPLETED)
 ENDS = (*WORKS, health.HealthState.FAILED)  # what the desired state leads to, in the end
 SLACK = 0.1  # managers may deviate from an even share by this fraction before resources are moved
-
-
-#: Attributes of machines in predicates, beside those that are stored and their metrics.
-MACHINE_FIELDS = ("machine_state", "alerts", "alert_count")
-
-
-class MachineView(Protocol):
-    """What is known of machines now, and not stored: attributes for predicates."""
-
-    @property
-    def metric_names(self) -> Collection[str]: ...
-    def attributes(self, agent: str, keys: Collection[str]) -> Mapping[str, Any]:
-        """Those of an agent's machine; at least ``keys``, as far as they are known."""
-
-
-class _NothingKnown:
-    metric_names = frozenset[str]()
-
-    def attributes(self, agent: str, keys: Collection[str]) -> Mapping[str, Any]:
-        return {}
 
 
 class AssignmentChanges:
@@ -146,7 +129,7 @@ class AssignmentProcessor:
         self.renewed: set[str] = set()  # managers that renewed in this term, including expired ones
         self.deviating: set[str] = set()  # resources that are not in their desired state
         self.waiting: dict[str, str] = {}  # resources that cannot move, and why; not stored
-        self.machines: MachineView = _NothingKnown()
+        self.machines: views.MachineStates | None = None  # what is known of machines now; not stored
         self.epoch = 0  # the highest assigned epoch
         # After the first and up to the second of a pair: assigned after a backup that was restored
         self.lost_epochs: list[tuple[int, int]] = []

@@ -51,16 +51,26 @@ def attributes(
     }
 
 
+def _machines(
+    state: assignments.AssignmentProcessor, keys: Collection[str]
+) -> Callable[[str], Mapping[str, Any]]:
+    """What is known of an agent's machine now: at least ``keys``, as far as they are known."""
+    return functools.partial(state.machines.attributes, keys=keys) if state.machines else lambda agent: {}
+
+
 def selected_attributes(
     state: assignments.AssignmentProcessor, name: str, keys: Iterable[str]
 ) -> dict[str, Any]:
     """Those of the attributes that the resource has; empty if it does not exist."""
-    machine = functools.partial(state.machines.attributes, keys={*keys})
-    values = attributes(state, name, machine) if name in state.resources else {}
+    values = attributes(state, name, _machines(state, {*keys})) if name in state.resources else {}
     return {key: values[key] for key in keys if key in values}
 
 
-FIELDS = ("name", "type", "group", "agent", "state", "manager", "zone", *assignments.MACHINE_FIELDS)
+#: Attributes for predicates, beside labels, facts and metrics.
+FIELDS = (
+    *("name", "type", "group", "agent", "state", "manager", "zone"),
+    *("machine_state", "alerts", "alert_count"),
+)
 
 
 def condition(
@@ -78,7 +88,7 @@ def condition(
     known = {*FIELDS, *fields}
     for agent in state.agents.values():
         known |= {*agent.labels, *agent.facts}
-    known.update(state.machines.metric_names)
+    known.update(state.machines.metric_names if state.machines else ())
     for resource in state.resources.values():
         known |= resource.spec.labels.keys()
     for key, name in unknown.items():
@@ -110,7 +120,7 @@ def select(
     # The attribute names are checked with the first page only, because that visits every resource.
     parsed = parser.parse(where) if after else condition(state, where)
     matches, keys = python.compile(parsed), {name.key for name in ast.names(parsed)}
-    machine = functools.cache(functools.partial(state.machines.attributes, keys=keys))
+    machine = functools.cache(_machines(state, keys))
     return (name for name in behind if matches(attributes(state, name, machine).get))
 
 
@@ -246,7 +256,7 @@ class AgentPresence:
 
 
 class MachineStates:
-    """What is known of machines now, as `assignments.MachineView`. ``alerts`` returns the rules whose alerts
+    """What is known of machines now: attributes for predicates. ``alerts`` returns the rules whose alerts
     about machines have not ended, by machine."""
 
     def __init__(

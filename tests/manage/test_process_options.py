@@ -31,7 +31,7 @@ async def output(house: House, lines: int) -> list[str]:
     written: list[str] = []
 
     def look() -> bool:
-        written[:] = house.adapter._output.tail(10_000).splitlines()
+        written[:] = house.adapter._output.path.read_text().splitlines()
         return len(written) == lines
 
     await eventually(look)
@@ -134,7 +134,7 @@ async def test_another_signal_is_adopted_without_a_restart(agent_host):
     await agent_host.do("put", config={"command": ["sh", "-c", words], "stop_signal": "HUP"})
     assert agent_host.seen.properties["pid"] == pid
     await agent_host.do("execute", operation="stop")
-    assert "asked" in agent_host.adapter._output.tail(1_000).splitlines()
+    assert "asked" in agent_host.adapter._output.path.read_text().splitlines()
 
 
 async def test_a_process_inherits_no_ignored_signal(agent_host):
@@ -177,7 +177,7 @@ async def test_limits_hold_or_are_refused(agent_host):
     made = await agent_host.do("create", config=config)
     if {"memory", "cpu"} <= {*OFFERED}:
         assert made.outcome is messages.DecisionOutcome.DONE, made.reason
-        group = cgroups._parent() / process._group_name(agent_host.adapter._token())
+        group = cgroups._parent() / process._group_name(agent_host.adapter.mark)
         assert (group / "memory.max").read_text().strip() == str(64 << 20)
         assert (group / "cpu.max").read_text().strip() == "50000 100000"
     else:
@@ -195,18 +195,18 @@ async def test_a_run_joins_its_group_and_ends_with_it_also_what_has_hidden(agent
     words = f"env -i setsid sleep {word} & echo on; exec sleep 1000"
     await run(agent_host, words)
     await output(agent_host, 1)
-    group = cgroups._parent() / process._group_name(agent_host.adapter._token())
+    group = cgroups._parent() / process._group_name(agent_host.adapter.mark)
     (hidden,) = await eventually(lambda: carriers(word))
     pid = agent_host.seen.properties["pid"]
     members = (group / "cgroup.procs").read_text().split()
     assert {str(pid), str(hidden)} <= set(members)
     (file, value), *_ = SOME.items()
     assert (group / file).read_text().strip() == value
-    assert hidden not in os_process.members(agent_host.adapter._token()), "it has no mark"
+    assert hidden not in os_process.members(agent_host.adapter.mark), "it has no mark"
     await agent_host.do("execute", operation="restart")
     await eventually(lambda: hidden not in carriers(word))
     assert not await asyncio.to_thread(group.exists)
-    again = cgroups._parent() / process._group_name(agent_host.adapter._token())
+    again = cgroups._parent() / process._group_name(agent_host.adapter.mark)
     assert again != group
     await agent_host.do("delete")
     assert not await asyncio.to_thread(again.exists)

@@ -239,7 +239,7 @@ class ProcessAdapter(transitions.RunAdapter):
         return None
 
     async def _end(self) -> None:
-        pid, token = self._pid, self._token()
+        pid, token = self._pid, self.mark
         if pid is None:
             await self._kill_members(token)
             await self._last_run_ended()
@@ -294,7 +294,7 @@ class ProcessAdapter(transitions.RunAdapter):
 
     async def open_shell(self, command: protocol.ShellCommand) -> shell.Shell:
         """As the process: with its user, directory, environment and limits. It ends with the process."""
-        config, token = self._require(), self._token()
+        config, token = self._require(), self.mark
         if self._pid is None:
             raise errors.Conflict(f"{self.context.name} is not running")
         group = cgroups.path(_group_name(token)) if self.context.runtime.get("cgroup") else None
@@ -350,15 +350,12 @@ class ProcessAdapter(transitions.RunAdapter):
 
     @property
     def mark(self) -> str:  # type: ignore[override]
-        return self._token()
-
-    def _token(self) -> str:
         """Of the last run; empty if its process was adopted."""
         token: str = self.context.runtime.get("token", "")
         return token
 
     def _read_record(self) -> shim.ShimRecord:
-        return shim.read(self._record_path(), self._token())
+        return shim.read(self._record_path(), self.mark)
 
     def _leader(self, record: shim.ShimRecord) -> int | None:
         """The leader of the last run, if it runs."""
@@ -423,9 +420,9 @@ class ProcessAdapter(transitions.RunAdapter):
         # Another process may get the pid from now on.
         self._pid, self._command_pid, self._has_ended = None, None, True
         if not self._followers_may_finish:  # otherwise two would run after the next start
-            await self._kill_members(self._token(), pid if leads else None)
+            await self._kill_members(self.mark, pid if leads else None)
         await asyncio.to_thread(self._output.look, _now_ms())  # where the output of this run ends
-        if self._token():
+        if self.mark:
             recorded = await self._recorded()
             code = shim.exit_code(code) if recorded is None else recorded
         how = self._ending(ending(code))

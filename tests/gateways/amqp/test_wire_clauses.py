@@ -19,6 +19,7 @@ from tests.message import conftest
 
 proton = pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
+from muster.gateways.amqp.links import attach  # noqa: E402
 from muster.gateways.amqp.protocol import frames  # noqa: E402
 from muster.message.amqp_format import amqp_types  # noqa: E402
 from tests.gateways.amqp import raw_client  # noqa: E402
@@ -1052,6 +1053,21 @@ async def test_a_message_to_nowhere_is_refused_with_its_tag(
     assert code == (DETACH if settled == TRUE or source == ONLY_ACCEPTED else frames.DISPOSITION)
     assert error[0] == "amqp:not-found"
     assert amqp_types.entries(error[2], 0)["delivery-tag"].value == b"1"
+
+
+async def test_an_error_of_the_gateway_ends_the_connection_that_waits_for_an_answer(
+    frame_client: Client, monkeypatch: pytest.MonkeyPatch
+):
+    async def fail(*_: object) -> None:
+        raise KeyError("a mistake of ours")
+
+    monkeypatch.setattr(attach.LinkFactory, "_attach_outgoing", fail)
+
+    def act() -> str:
+        frame_client.send(*frame_client.attach_receiver(0, [amqp_types.text("queue:orders")]))
+        return str(frames.state_fields(frame_client.until(frames.CLOSE)[2])[0])
+
+    assert await asyncio.to_thread(act) == "amqp:internal-error"
 
 
 @pytest.mark.parametrize(("product", "condition"), [("x", ROLLBACK), ("QpidJMS", "amqp:internal-error")])

@@ -204,7 +204,7 @@ class AmqpConnection(asyncio.Protocol):
             valid = amqp_engine.push(data)
         except Exception as error:  # noqa: BLE001  (an internal error closes this connection only)
             events.error("amqp-failed", login=self._login, error=error)
-            amqp_engine.fail("amqp:internal-error", "internal error of the gateway")
+            self._fail_internally()
             valid = False
         if not valid:
             events.info("malformed-amqp", login=self._login)
@@ -217,6 +217,10 @@ class AmqpConnection(asyncio.Protocol):
             self._read_observer.on_read(amqp_engine.accepted)
         if amqp_engine.has_output:
             self.flush()
+
+    def _fail_internally(self) -> None:
+        if self._engine is not None and not self.ended:
+            self._engine.fail("amqp:internal-error", "internal error of the gateway")
 
     def _close_socket(self) -> None:
         """Nothing more is expected: the peer has closed, or violated the protocol."""
@@ -314,6 +318,10 @@ class AmqpConnection(asyncio.Protocol):
             except errors.MusterError as error:
                 events.warning("amqp-connection-error", error=error)
                 self.fail(error)
+            except Exception:  # the client would wait for an answer
+                self._fail_internally()
+                self.flush()
+                raise
             self.flush()
 
         task = self._spawn_task(run())

@@ -65,6 +65,13 @@ class Destination:
         """The name of the connection that owns a temporary destination."""
         return self._bare.removeprefix(TEMPORARY).replace("/", ":").split(":")[0]
 
+    @property
+    def is_direct(self) -> bool:
+        """Whether non-persistent messages go to the bus directly. Those of temporary topics do not, because
+        the dispatcher knows which of them were deleted.
+        """
+        return not self.is_queue and not self.is_temporary
+
     def may_consume(self, connection: str) -> bool:
         """Whether a connection may consume from this temporary destination."""
         return self.owner == connection or self.name.endswith(OPEN)

@@ -239,12 +239,6 @@ def _extent(data: bytes, at: int, code: int, depth: int) -> tuple[int, int, int]
     return count, begin, end
 
 
-def _count(data: bytes, at: int, code: int) -> tuple[int, int]:
-    if code < 0xD0 or code == 0xE0:
-        return data[at + 2], at + 3
-    return _U32.unpack_from(data, at + 5)[0], at + 9
-
-
 def _array(data: bytes, at: int, code: int, depth: int) -> tuple[Any, int]:
     count, at, end = _extent(data, at, code, depth)
     descriptors: list[Any] = []
@@ -385,7 +379,7 @@ def _number(data: bytes, value: int, place: int) -> int:
     code = data[value]
     if code not in (0xC0, 0xD0):
         return 0
-    count, at = _count(data, value, code)
+    count, at, _ = _extent(data, value + 1, code, 0)
     if place >= count:
         return 0
     for _ in range(place):

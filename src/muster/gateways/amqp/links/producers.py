@@ -49,7 +49,7 @@ class ProducerLink:
         self.link = owner.running.link_of(wrapper)
         self._destination = destination
         self._coordinator = coordinator
-        direct = destination is not None and _is_direct(destination) and not coordinator
+        direct = destination is not None and destination.is_direct and not coordinator
         self._subject = destination.subject if destination is not None and direct else None
         self._fast_path = fast_path.FastPath()
         self.under_way = 0
@@ -211,7 +211,7 @@ class ProducerLink:
             if not settled:
                 self._settle_in_order(number, outcome)
             return
-        if _is_direct(destination) and not meta.persistent and not meta.delivery_time_ms:
+        if destination.is_direct and not meta.persistent and not meta.delivery_time_ms:
             if meta.large is not None:
                 release = protocol.ReleaseBody(meta.large.id, meta.large.partition)
                 self._connection.spawn(self._connection.jms.notify(release))
@@ -262,13 +262,6 @@ class ProducerLink:
             self._connection.reject(self.link, number, error)
         else:
             self._engine.accept(self.link, number)
-
-
-def _is_direct(destination: destinations.Destination) -> bool:
-    """Whether non-persistent messages go to the bus directly. Those of temporary topics do not, because the
-    dispatcher knows which of them were deleted.
-    """
-    return not destination.is_queue and not destination.is_temporary
 
 
 class TopicForwarder:

@@ -160,8 +160,8 @@ class Locator(lifecycle.ServiceContext):
         """The gateways that accept connections now, those first to which fewer clients were sent. Those that
         listen on loopback are for clients of this machine."""
         is_here = broker_order.parse_address(client).is_loopback
-        known = dict.fromkeys(self._gateways())
-        urls = [url for url in known if _addresses([url]) and (is_here or not _on_loopback(url))]
+        known = ((url, host) for url in dict.fromkeys(self._gateways()) for host, _ in _addresses([url]))
+        urls = [url for url, host in known if is_here or not hosts.is_loopback(host)]
         async with self._probing:
             alive = await asyncio.gather(*map(_accepts, urls))
         accepting = [url for url, is_alive in zip(urls, alive, strict=True) if is_alive]
@@ -332,10 +332,6 @@ def _addresses(urls: Any) -> list[Address]:
             with contextlib.suppress(errors.InvalidInput):
                 addresses.append(address_of(str(url)))
     return addresses
-
-
-def _on_loopback(url: str) -> bool:
-    return hosts.is_loopback(address_of(url)[0])
 
 
 async def _accepts(url: str) -> bool:

@@ -86,10 +86,6 @@ class LogTransaction:
         self.body: list[int] = []  # where they are
         self.size += sum(each.size for each in self.known) + (request.size if request is not None else 0)
 
-    @property
-    def only_deletes(self) -> bool:
-        return all(record.value is None for record in self.records)
-
 
 class LogJournal:
     """``bytes_max``: the budget. Deletions are appended up to it; other records leave ``reserve_bytes``."""
@@ -190,7 +186,7 @@ class LogJournal:
 
     def check_room(self, transaction: LogTransaction, waiting_bytes: int) -> None:
         room = self._bytes_max - self.bytes - waiting_bytes
-        if not transaction.only_deletes:
+        if any(record.value is not None for record in transaction.records):
             room -= self._reserve_bytes
         if transaction.size + pages.OVERHEAD_BYTES > room:
             raise errors.LimitExceeded(

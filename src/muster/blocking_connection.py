@@ -83,7 +83,7 @@ class EventLoopThread:
                     raise _Ended from None
 
         async def close() -> None:
-            if stepping is not None:
+            if stepping is not None and not stepping.cancelling():  # a second time would end its clean-up
                 stepping.cancel()
             async with turn:
                 if isinstance(items, AsyncGenerator):

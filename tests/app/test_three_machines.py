@@ -231,3 +231,12 @@ async def test_three_machines_replicate_refuse_revoked_identities_and_replace_a_
     await eventually(replicated, timeout_s=60)
     assert [await machines.accepts(name, old) for name in "abc"] == [False] * 3
     assert membership.load(machines.folder / "b" / "fleet") is not None
+
+    # Without the machine that signs, the others know who there is, and not in which state.
+    await machines.stop("a")
+    listed = await machines.cli("machine", "list", "-o", "json", at="b")
+    assert listed.code == 0, listed.err
+    assert {row["name"]: row["state"] for row in listed.json()} == dict.fromkeys(
+        ("local", "b", "c"), "unknown"
+    )
+    assert "local, which signs accounts, does not reply" in listed.err

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("name", "state", "version", "roles", "address", "broker?", "stores", "problem?", "since")
 PATH_SHOWN = 100  # characters
+LIST_S = 8.0  # for the reply of the machine that signs accounts
 
 
 @click.group(cls=command.MusterGroup, examples=[("muster machine list", "")])
@@ -80,9 +81,43 @@ def token(
 @connection.options
 @command.pass_invocation
 def list_(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
-    """List the machines of the domain."""
-    rows = registry_calls.ask_domain(invocation, to, lambda domain: domain.machines())
-    invocation.printer.rows([_row(known) | _report(known) for known in rows], COLUMNS, of="machine")
+    """List the machines of the domain.
+
+    While the machine that signs accounts does not reply, a machine shows the list of its last reply, and no
+    states.
+    """
+    from muster.app.components import bootstrap_client
+    from muster.core import errors
+
+    try:
+        known = connection.call(
+            invocation,
+            to,
+            lambda bus: bootstrap_client.BootstrapClient(bus, timeout_s=LIST_S).machines(),
+        )
+        rows = [_row(machine) | _report(machine) for machine in known]
+    except errors.Unavailable as error:
+        last = _last_known(invocation, to)
+        if not last:
+            raise
+        invocation.printer.note(f"{last[0].name}, which signs accounts, does not reply: {error.message}")
+        rows = [_row(machine) | {"state": "unknown", "version": None} for machine in last]
+    invocation.printer.rows(rows, COLUMNS, of="machine")
+
+
+def _last_known(
+    invocation: command.Invocation, to: connection.ConnectionOptions
+) -> tuple[membership.Machine, ...]:
+    """The machines that this one has heard of."""
+    from muster.app import home
+    from muster.app.machines import membership
+    from muster.client import location
+
+    here = home.Home.find(invocation.home)
+    if to.names_server or invocation.profile or not here.settings_file.is_file():
+        return ()
+    listed = membership.load(location.shared_settings(invocation.home).domain.folder)
+    return listed.machines if listed is not None else ()
 
 
 def _report(row: membership.MachineRow) -> dict[str, object]:

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import functools
+import json
 import os
 import shutil
 import types
@@ -253,6 +254,9 @@ async def test_a_query_ends_when_its_stream_is_created_again(broker):
     await traffic.store(broker.url, *[b"x"] * 3)
     stored = await latest_offset(reading, begun)
     assert stored[columns.REPORTS_STREAM] == 3
+    assert json.dumps(await latest_offset(reading, stored)) == json.dumps(stored), "Spark compares text"
+    at_the_end = reader.BusStreamReader({"servers": broker.url, "after": "-1"}, StructType([]))
+    assert json.dumps(await asyncio.to_thread(at_the_end.initialOffset)) == json.dumps(stored)
     (part,) = reading.partitions(begun, stored)
     (repeated,) = reader_of_query().partitions(begun, stored)  # after a restart
     assert len(await fetched(part)) == 1

@@ -133,13 +133,13 @@ class BusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Messages that retention removed after a given position are read as lost, so that they are
         counted."""
         states = self._states()
-        offsets = self._created(states)
+        offsets = {}
         for name, state in states.items():
             after = self._after[name]
             offsets[name] = min(after, state.last_sequence) if after > 0 else state.first_sequence - 1
             if after < 0:
                 offsets[name] = state.last_sequence
-        return offsets
+        return offsets | self._created(states)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._max_messages)

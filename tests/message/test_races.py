@@ -413,6 +413,45 @@ async def test_a_refused_commit_takes_nothing_from_the_next_transaction(
         assert await received(consumer) == ["first"]
 
 
+async def test_a_commit_does_not_contain_what_came_again_after_it_began(
+    simulated_network: network.SimulatedNetwork, disk: Disk
+):
+    """Several commits wait. One fails, so its message comes again, and is part of the commit after that."""
+    net = simulated_network
+    async with serving(net), client_api.Connection(await net.connect("a")) as connection:
+        session = connection.session(client_api.AcknowledgeMode.TRANSACTED)
+        consumer = await session.consumer(JOBS)
+        commits: list[asyncio.Task[None]] = []
+        disk.ready.clear()
+        sending = [connection.session().producer(JOBS).submit(text) for text in "abc"]
+        disk.ready.set()
+        await asyncio.gather(*sending)
+        for text in "abc":
+            assert (received_message := await consumer.receive(3)) is not None
+            assert received_message.body() == text
+            disk.ready.clear()
+            commits.append(asyncio.create_task(session.commit()))
+            await asyncio.sleep(0.1)
+        commits.append(asyncio.create_task(session.commit()))
+        await asyncio.sleep(0.1)
+        disk.ready.set()
+        await commits[0]
+        disk.refusals = 1
+        with pytest.raises(message_errors.TransactionRolledBack):
+            await commits[1]
+        disk.ready.clear()
+        assert (again := await consumer.receive(3)) is not None
+        assert again.body() == "b"
+        last = asyncio.create_task(session.commit())
+        await asyncio.sleep(0.1)
+        disk.ready.set()
+        await commits[2]
+        disk.refusals = 1
+        outcomes = await asyncio.gather(commits[3], last, return_exceptions=True)
+        left = await received(consumer)
+        assert left == ([] if outcomes[1] is None else ["b"])
+
+
 async def test_what_a_commit_in_doubt_acknowledged_is_in_no_later_commit(
     simulated_network: network.SimulatedNetwork, wall_clock: None
 ):

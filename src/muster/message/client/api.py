@@ -388,7 +388,10 @@ class Session(lifecycle.ClosingContext):
 
         async def run() -> None:
             await former.wait()
-            ending = {place: entry for place, entry in self.unacknowledged.items() if place in covered}
+            # A message that has come again since then is another delivery.
+            ending = {
+                place: entry for place, entry in self.unacknowledged.items() if covered.get(place) is entry
+            }
             for place in ending:
                 del self.unacknowledged[place]
             self._ending |= ending

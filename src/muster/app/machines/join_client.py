@@ -123,9 +123,9 @@ def _check_listens(choices: JoinChoices) -> None:
     """Before the domain knows the machine: its broker will have this address. Blocks."""
     try:
         socket.getaddrinfo(choices.address, choices.port)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise errors.InvalidInput(
-            f"{choices.address!r} does not resolve: {error.strerror}", hint="name another --address"
+            f"{choices.address!r} does not resolve: {error}", hint="name another --address"
         ) from error
     for port in (choices.port, choices.route_port):
         if not listen_ports.is_free(choices.listen, port):
@@ -162,7 +162,7 @@ def own_address(servers: tuple[str, ...]) -> str:
             with socket.socket(family, kind) as towards:
                 towards.connect(address)  # sends nothing: only selects the route
                 return str(towards.getsockname()[0])
-        except OSError:
+        except (OSError, UnicodeError):
             continue
     raise errors.Unavailable(
         f"no route to {', '.join(servers)}",

@@ -16,7 +16,7 @@ from muster.inform import protocol
 from muster.inform import settings as settings_
 from muster.inform.node import maintenance, primary
 from muster.inform.node import node as node_node
-from muster.inform.node.log import page_order
+from muster.inform.node.log import page_order, view
 from muster.inform.node.replicas import links
 from muster.testing.eventually import eventually
 from tests.inform import test_former_records
@@ -336,6 +336,35 @@ async def test_trimming_leaves_room_for_what_clients_write(start: Start, monkeyp
     await p.maintenance.trim()
     assert len(waiting) > maintenance.TRIM_AT_ONCE
     assert max(waiting) <= maintenance.TRIM_AT_ONCE
+
+
+async def test_what_is_live_is_measured_again_after_a_minute_or_if_the_log_has_grown(
+    start: Start, monkeypatch
+):
+    p = await start("p", ALONE)
+    p._loops[-1].cancel()
+    monkeypatch.setattr(view, "MEASURED", 3)
+    for number in range(10):
+        await p.writer.write(put(f"k{number}", bytes(100)), "ann")
+    await p._view_writer.save()
+    whole = sum(len(protocol.encode(each.record)) for each in await p.records.view.oldest(100, 1 << 20))
+    measure, measured = p.records.view.live_bytes, list[int]()
+
+    async def counted() -> int:
+        measured.append(await measure())
+        return measured[-1]
+
+    monkeypatch.setattr(p.records.view, "live_bytes", counted)
+    p.maintenance.trim_bytes_min = 1
+    for _ in range(3):
+        await p.maintenance.trim()
+    assert measured == [whole]
+    for _ in range(10):
+        await p.writer.write(put("k1", bytes(100)), "ann")
+    await p.maintenance.trim()
+    await asyncio.sleep(maintenance.MEASURE_S + 1.0)
+    await p.maintenance.trim()
+    assert len(measured) == 3
 
 
 async def test_the_view_is_written_twice_a_second_however_many_writes_come(start: Start, monkeypatch):

@@ -44,6 +44,8 @@ TRIM_BYTES_MIN = 16 << 20  # a smaller log is not trimmed
 TRIM_RECORDS = 5_000  # in a round
 TRIM_BYTES = 8 << 20  # in a round
 TRIM_AT_ONCE = 64  # records: what clients write does not wait for those of a whole round
+MEASURE_S = 60.0  # what is live is measured again: that reads the whole view
+GROWTH = 1.06  # of the log, before that time
 TRIM_PARTS = 4  # of the log: records of the oldest are written again
 AGAIN_NS = 5_000_000_000  # retry an expiry that could not be written
 READS_REPORTED = 50  # contexts in a report to the sensor: those that are read most
@@ -74,6 +76,8 @@ class NodeMaintenance:
         self._lost: set[str] = set()  # nodes that are not fenced yet
         self.trim_bytes_min = TRIM_BYTES_MIN
         self._trim_bytes = 0
+        self._live_bytes = self._measured_bytes = 0  # of the records; and of the log, when they were measured
+        self._measured_at_s = 0.0
         self._adopted = 0  # the sequence of the last fence that was considered
         self._steady_since_s: float | None = None
         self._load_at_s = self.freshness.now_s()
@@ -322,7 +326,11 @@ class NodeMaintenance:
             return
         since, unsaved = self.log.applied, self.records.unsaved.keys()
         saved = await view.facts()
-        live_bytes = await view.live_bytes()
+        now_s = self.freshness.now_s()
+        if now_s - self._measured_at_s > MEASURE_S or log.bytes > GROWTH * self._measured_bytes:
+            self._live_bytes = await view.live_bytes()
+            self._measured_at_s, self._measured_bytes = now_s, log.bytes
+        live_bytes = self._live_bytes
         room = int(self.log.max_bytes * (1 - access.LOG_RESERVED))
         most = min(TRIM_FACTOR * live_bytes, (live_bytes + room) // 2)
         most += (room - most) * rank // (rank + 2)

@@ -26,6 +26,7 @@ from muster.inform.node.log import fences as fences_
 T = TypeVar("T")
 
 PAGE = 2_000
+MEASURED = 10_000  # records in one step
 BUSY_S = 5.0
 WAL_BYTES_MAX = 64 << 20
 APPLICATION_ID = 0x6D757376
@@ -146,9 +147,14 @@ class ReplicaView:
         return [_entry(*row) for row in await self._run(read)]
 
     async def live_bytes(self) -> int:
-        """The size of the current records."""
-        query = "SELECT coalesce(sum(length(record)), 0) FROM records"
-        return await self._run(lambda db: int(db.execute(query).fetchone()[0]))
+        """The size of the current records. Of a million it takes a second, in which others read, too."""
+        last = await self._run(lambda db: db.execute("SELECT max(id) FROM records").fetchone()[0] or 0)
+        query = "SELECT coalesce(sum(length(record)), 0) FROM records WHERE id BETWEEN ? AND ?"
+        size = 0
+        for first in range(1, last + 1, MEASURED):
+            part = first, first + MEASURED - 1
+            size += await self._run(lambda db, part=part: db.execute(query, part).fetchone()[0])  # type: ignore[misc]
+        return size
 
     async def save(
         self, changes: Mapping[str, Sequence[context_log.ContextLogEntry]], facts: ViewFacts

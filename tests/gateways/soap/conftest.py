@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from muster.bus.http import server as http_server
 from muster.core import errors
 from muster.core.formats import xml
 from muster.core.telemetry import metrics
@@ -15,6 +16,16 @@ from muster.trust.login import passwords
 from muster.trust.permissions import roles
 
 NS = xml.XmlNamespace("urn:echo")
+
+
+async def respond(to: endpoint.SoapEndpoint, request: endpoint.SoapHttpRequest) -> http_server.HttpResponse:
+    """As the application, to a request whose body has been read."""
+    admitted = await to.admit(request)
+    if isinstance(admitted, http_server.HttpResponse):
+        return admitted
+    if len(request.body) > admitted.limits.bytes and not await to.admit_large(request.body, admitted):
+        return to.too_large(request.headers, admitted)
+    return await to.process(request, admitted)
 
 
 class Echo:

@@ -13,7 +13,7 @@ from muster.core import errors
 from muster.core.formats import xml
 from muster.gateways.soap import addresses, endpoint, envelope, faults
 from muster.trust.login import passwords
-from tests.gateways.soap.conftest import NS, message, request
+from tests.gateways.soap.conftest import NS, message, request, respond
 
 ANN = "Basic YW5uOnNlc8OkbQ=="
 V11, V12 = envelope.SoapVersion.V11, envelope.SoapVersion.V12
@@ -40,7 +40,7 @@ def fault_codes(response) -> tuple[str, str]:
 
 @pytest.mark.parametrize("version", [V11, V12])
 async def test_the_answer_has_the_version_of_the_question(echo, version):
-    response = await echo.endpoint.respond(request(message("<e:Hello>ä</e:Hello>", version=version)))
+    response = await respond(echo.endpoint, request(message("<e:Hello>ä</e:Hello>", version=version)))
     assert (response.status, response.content_type) == (200, version.content_type)
     content = envelope.read(xml.parse(response.body))
     assert content.version is version
@@ -49,7 +49,7 @@ async def test_the_answer_has_the_version_of_the_question(echo, version):
 
 
 async def test_an_empty_body_is_answered_by_an_empty_body(echo):
-    response = await echo.endpoint.respond(request(message("")))
+    response = await respond(echo.endpoint, request(message("")))
     assert envelope.read(xml.parse(response.body)).body == []
 
 
@@ -62,7 +62,7 @@ async def test_requests_to_services_state_the_endpoint_and_the_address(echo):
 
     echo.endpoint.handle = handle
     sent = dataclasses.replace(request(message()), address="192.0.2.7")
-    assert (await echo.endpoint.respond(sent)).status == 200
+    assert (await respond(echo.endpoint, sent)).status == 200
     assert stated == [{origin.HEADER: "echo 192.0.2.7"}]
     assert origin.headers() == {}
 
@@ -91,7 +91,7 @@ async def test_requests_to_services_state_the_endpoint_and_the_address(echo):
     ],
 )
 async def test_each_kind_of_refusal(echo, sent, code, status, reason):
-    response = await echo.endpoint.respond(request(sent))
+    response = await respond(echo.endpoint, request(sent))
     assert fault_codes(response)[0] == code
     assert response.status == status
     assert echo.counted(reason)
@@ -99,13 +99,13 @@ async def test_each_kind_of_refusal(echo, sent, code, status, reason):
 
 
 async def test_a_fault_of_the_service_in_both_versions(echo):
-    response = await echo.endpoint.respond(request(message("<e:Fault/>")))
+    response = await respond(echo.endpoint, request(message("<e:Fault/>")))
     assert fault_codes(response) == ("Sender", NS("Denied"))
     assert b"<s:Detail><e:why>so</e:why></s:Detail>" in response.body
-    response = await echo.endpoint.respond(request(message("<e:Fault/>", version=V11)))
+    response = await respond(echo.endpoint, request(message("<e:Fault/>", version=V11)))
     assert (fault_codes(response)[0], response.status) == ("Client", 500)
     assert b"<detail><e:why>so</e:why></detail>" in response.body
-    response = await echo.endpoint.respond(request(message("<e:Missing/>", version=V11)))
+    response = await respond(echo.endpoint, request(message("<e:Missing/>", version=V11)))
     assert b"<faultstring>no such thing (look elsewhere)</faultstring>" in response.body
 
 
@@ -114,21 +114,21 @@ async def test_a_login_that_cannot_be_checked_is_a_fault_of_the_server(echo):
         raise errors.Unavailable("the account cannot be read")
 
     echo.endpoint.authenticate = unreadable
-    response = await echo.endpoint.respond(request(message()))
+    response = await respond(echo.endpoint, request(message()))
     assert (response.status, fault_codes(response)[0]) == (500, "Receiver")
 
 
 async def test_a_header_that_must_be_understood(echo):
-    response = await echo.endpoint.respond(request(message(headers='<e:h s:mustUnderstand="1"/>')))
+    response = await respond(echo.endpoint, request(message(headers='<e:h s:mustUnderstand="1"/>')))
     content = envelope.read(xml.parse(response.body))
     assert content.headers[0].name == V12("NotUnderstood")
     assert (content.headers[0].namespaces or {})["h"] == NS
     assert content.headers[0].get("qname") == "h:h"
     for wsa in (addresses.WSA04, addresses.WSA05):
         unknown = f'<w:Later xmlns:w="{wsa}" s:mustUnderstand="1"/>'
-        assert b"NotUnderstood" in (await echo.endpoint.respond(request(message(headers=unknown)))).body
+        assert b"NotUnderstood" in (await respond(echo.endpoint, request(message(headers=unknown)))).body
     for spaced in ('s:mustUnderstand=" true "', 's:mustUnderstand="1" s:role=" "'):
-        answer = await echo.endpoint.respond(request(message(headers=f"<e:h {spaced}/>")))
+        answer = await respond(echo.endpoint, request(message(headers=f"<e:h {spaced}/>")))
         assert b"NotUnderstood" in answer.body
     for header in (
         '<e:h mustUnderstand="true"/>',  # unqualified: says nothing
@@ -136,12 +136,12 @@ async def test_a_header_that_must_be_understood(echo):
         '<e:h s:mustUnderstand="1" s:role="urn:somebody-else"/>',
         f'<w:To xmlns:w="{addresses.WSA04}" s:mustUnderstand="1">x</w:To>',
     ):
-        assert (await echo.endpoint.respond(request(message(headers=header)))).status == 200
+        assert (await respond(echo.endpoint, request(message(headers=header)))).status == 200
 
 
 async def test_an_unsupported_version_is_refused_with_the_supported_ones(echo):
     echo.endpoint.versions = (V12,)
-    response = await echo.endpoint.respond(request(message(version=V11)))
+    response = await respond(echo.endpoint, request(message(version=V11)))
     assert fault_codes(response)[0] == "VersionMismatch"
     upgrade = envelope.read(xml.parse(response.body)).headers[0]
     assert upgrade.name == faults.SOAP12("Upgrade")
@@ -160,7 +160,7 @@ async def test_unknown_clients_are_refused(echo, header):
         if header is None
         else {"content-type": "text/xml", "authorization": header}
     )
-    response = await echo.endpoint.respond(request(sent.body, headers=headers))
+    response = await respond(echo.endpoint, request(sent.body, headers=headers))
     assert response.status == 401
     assert response.headers["WWW-Authenticate"].startswith("Basic realm=")
     assert echo.calls == []
@@ -169,11 +169,11 @@ async def test_unknown_clients_are_refused(echo, header):
 
 async def test_what_needs_no_login(echo):
     headers = {"content-type": "text/xml"}
-    response = await echo.endpoint.respond(request(message("<e:Open/>"), headers=headers))
+    response = await respond(echo.endpoint, request(message("<e:Open/>"), headers=headers))
     assert response.status == 200
     assert echo.calls[0].caller is None
     wrong = {**headers, "authorization": "Basic YW5uOndyb25n"}
-    assert (await echo.endpoint.respond(request(message("<e:Open/>"), headers=wrong))).status == 401
+    assert (await respond(echo.endpoint, request(message("<e:Open/>"), headers=wrong))).status == 401
 
 
 @pytest.mark.parametrize(
@@ -192,13 +192,13 @@ async def test_what_needs_no_login(echo):
     ],
 )
 async def test_what_is_not_as_http_has_it(echo, changes, status):
-    response = await echo.endpoint.respond(request(message(), **changes))
+    response = await respond(echo.endpoint, request(message(), **changes))
     assert response.status == status
     assert echo.calls == []
 
 
 async def test_the_wsdl_names_the_address_that_it_was_asked_at(echo):
-    response = await echo.endpoint.respond(request(b"", method="GET", query="WSDL"))
+    response = await respond(echo.endpoint, request(b"", method="GET", query="WSDL"))
     assert response.body == b"<wsdl at='http://here/echo'/>"
 
 
@@ -215,7 +215,7 @@ async def test_the_wsdl_names_the_address_that_it_was_asked_at(echo):
 )
 async def test_every_input_gets_a_reply(echo, data, headers, method):
     for sent in (data, message() + data, message(headers="<e:a/>").replace(b"<e:a/>", data)):
-        response = await echo.endpoint.respond(request(sent, headers=headers, method=method))
+        response = await respond(echo.endpoint, request(sent, headers=headers, method=method))
         assert response.status in (200, 400, 401, 404, 405, 415, 500)
         if response.content_type.endswith("UTF-8") and response.body:
             envelope.read(xml.parse(response.body))

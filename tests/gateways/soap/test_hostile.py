@@ -17,7 +17,7 @@ from muster.gateways.soap import addresses, asgi, client_budget, endpoint, fault
 from muster.gateways.soap import server as soap_server
 from muster.testing import eventually
 from muster.trust import certificates
-from tests.gateways.soap.conftest import NS, Echo, message, request
+from tests.gateways.soap.conftest import NS, Echo, message, request, respond
 
 HEADERS = {"content-type": "text/xml", "authorization": "Basic YW5uOnNlc8OkbQ=="}
 
@@ -109,7 +109,7 @@ async def test_a_fault_does_not_multiply_a_long_namespace(echo: Echo):
     header = '<h:a s:mustUnderstand="1"/>'
     data = message(headers=header * 1000).replace(b"<s:Header>", b'<s:Header xmlns:h="%s">' % (b"u" * 5000))
     echo.endpoint.limits = xml.XmlLimits()
-    answer = await echo.endpoint.respond(request(data))
+    answer = await respond(echo.endpoint, request(data))
     assert b"MustUnderstand" in answer.body
     assert len(answer.body) < endpoint.FAULT_BYTES_MAX
 
@@ -122,7 +122,7 @@ async def test_a_response_is_bounded_by_the_request_and_by_the_endpoint(
         return endpoint.SoapResponse([xml.XmlElement(NS("a"), "x" * 5000)], bytes_max=of_response)
 
     echo.endpoint.handle, echo.endpoint.bytes_max = handle, of_endpoint
-    answer = await echo.endpoint.respond(request(message()))
+    answer = await respond(echo.endpoint, request(message()))
     assert (answer.status, len(answer.body) < 4000) == (400, True)
 
 
@@ -204,8 +204,8 @@ async def test_a_long_message_is_parsed_off_the_loop(echo: Echo, monkeypatch: py
         return parse(data, limits)
 
     monkeypatch.setattr(xml, "parse", noted)
-    assert (await echo.endpoint.respond(request(message(f"<e:Hi>{'x' * 20_000}</e:Hi>")))).status == 200
-    assert (await echo.endpoint.respond(request(message()))).status == 200
+    assert (await respond(echo.endpoint, request(message(f"<e:Hi>{'x' * 20_000}</e:Hi>")))).status == 200
+    assert (await respond(echo.endpoint, request(message()))).status == 200
     assert threads == [True, False]
 
 

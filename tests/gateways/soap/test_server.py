@@ -84,11 +84,6 @@ async def test_no_more_at_once_than_were_allowed(echo):
         assert (await client.post(url, content=message())).status_code == 200
 
 
-async def test_a_port_in_use_is_reported(echo, url):
-    with pytest.raises(errors.Unavailable, match="cannot serve on"):
-        await soap_server.SoapServer(echo.application, port=httpx.URL(url).port or 0).start()
-
-
 @pytest.mark.may_block(reason="certificates are files")
 async def test_over_tls(echo, tmp_path):
     authority = certificates.CertificateStore.create(tmp_path / "ca", "test", lifetime_s=3600)

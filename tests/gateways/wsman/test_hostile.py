@@ -22,6 +22,7 @@ from muster.manage import client, protocol, rows
 from muster.testing.eventually import eventually
 from muster.trust.login import passwords
 from muster.trust.permissions import roles
+from tests.gateways.soap import conftest
 
 P = namespaces.RESOURCE
 ANN = passwords.PasswordLogin("ann", roles.Role.VIEWER)
@@ -260,11 +261,8 @@ async def get(
         "authorization": "Basic YTpi",
         "soapaction": soap_action,
     }
-    answer = (
-        await endpoint.WsManEndpoint(visit)
-        .soap_endpoint(authenticate)
-        .respond(soap_endpoint.SoapHttpRequest("POST", "/wsman", headers=request_headers, body=data))
-    )
+    request = soap_endpoint.SoapHttpRequest("POST", "/wsman", headers=request_headers, body=data)
+    answer = await conftest.respond(endpoint.WsManEndpoint(visit).soap_endpoint(authenticate), request)
     return answer, read
 
 

@@ -141,15 +141,6 @@ class SoapEndpoint:
             "soap_refused", "SOAP requests that were rejected, by reason.", ("endpoint", "reason")
         )
 
-    async def respond(self, request: SoapHttpRequest) -> server.HttpResponse:
-        """Respond to a request whose body has been read."""
-        admitted = await self.admit(request)
-        if isinstance(admitted, server.HttpResponse):
-            return admitted
-        if len(request.body) > admitted.limits.bytes and not await self.admit_large(request.body, admitted):
-            return self.too_large(request.headers, admitted)
-        return await self.process(request, admitted)
-
     async def admit(self, request: SoapHttpRequest) -> AdmittedRequest | server.HttpResponse:
         """Decide by the headers alone whether the body of a request is read."""
         if request.method in ("GET", "HEAD"):

@@ -1,7 +1,7 @@
 """SOAP endpoints in a server of their own, uvicorn (the extra ``soap``): keep-alive, ``Expect:
 100-continue``, TLS.
 
-    async with server.SoapServer(application, port=5985) as soap_server:
+    async with server.SoapServer(application, listener=listening) as soap_server:
         soap_server.url
 """
 
@@ -28,7 +28,7 @@ STOP_S = 3
 
 
 class SoapServer:
-    """``listener``: a listening socket, instead of ``host`` and ``port``.
+    """``listener``: a listening socket; without one, of a free port of this machine.
 
     ``behind_proxy``: all clients connect through a proxy, so the peer address of a connection is not the
     client's.
@@ -38,8 +38,6 @@ class SoapServer:
         self,
         application: asgi.SoapApplication,
         *,
-        host: str = "127.0.0.1",
-        port: int = 0,
         listener: socket.socket | None = None,
         certificate: str | None = None,
         key: str | None = None,
@@ -56,8 +54,7 @@ class SoapServer:
         self._server: asgi_server.AsgiServer
         self._task: asyncio.Task[None] | None = None
         self._tasks = tasks.TaskSupervisor("SOAP")
-        self.host = host
-        self.port = port
+        self.host, self.port = "", 0
 
     @property
     def url(self) -> str:
@@ -80,14 +77,9 @@ class SoapServer:
         )
         try:
             await asyncio.to_thread(config.load)
-            listener = self._listener
-            if listener is None:
-                listener = await asyncio.to_thread(_listen, self.host, self.port)
         except (OSError, ssl.SSLError) as error:
-            raise errors.Unavailable(
-                f"cannot serve on {self.host}:{self.port}: {error.strerror or error}",
-                hint="use another port, or 0 for a free one",
-            ) from error
+            raise errors.Unavailable(f"cannot serve SOAP: {error.strerror or error}") from error
+        listener = self._listener or socket.create_server(("127.0.0.1", 0), backlog=256)
         self.host, self.port = listener.getsockname()[:2]
         if config.ssl is not None and self._certificate is not None:
             served = tls.RenewableTls(config.ssl, self._certificate, self._key)
@@ -111,8 +103,3 @@ class SoapServer:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=256)

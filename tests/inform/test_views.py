@@ -241,6 +241,26 @@ def test_of_each_key_as_many_records_are_kept_as_versions():
     assert [unsaved.position(change) for change in lacking.of("k")] == [5, 6]
 
 
+def test_changes_after_a_position_are_found_without_a_look_at_the_others(monkeypatch):
+    """A watcher of a prefix asks for them after each page."""
+    monkeypatch.setattr(unsaved, "ORDER_MIN", 8)
+    lacking = unsaved.UnsavedChanges(history=2)
+    for number in range(40):
+        lacking.note(entry(f"k{number % 3}", number))
+    assert lacking.after(36) == [
+        (f"k{number % 3}", entry(f"k{number % 3}", number)) for number in (37, 38, 39)
+    ]
+    assert [unsaved.position(change) for _, change in lacking.after(-1)] == list(range(31, 40))
+    assert len(lacking._order) <= 2 * 9, "also while nothing can be saved"
+    for key, changes in lacking.first(1, 0).items():
+        lacking.saved(key, changes)
+    lacking.saved_until(33)
+    lacking.note(entry("k1", 40, reason="forget"))
+    assert [key for key, _ in lacking.after(33)] == ["k2", "k2", "k1"]
+    lacking.clear()
+    assert lacking.after(-1) == []
+
+
 async def test_a_damaged_view_and_a_kill_leave_nothing_out(start_node, inform, tmp_path, monkeypatch):
     """Neither what was read of the view before the damage, nor what was to be saved before the kill."""
     monkeypatch.setattr(log_view, "PAGE", 2)

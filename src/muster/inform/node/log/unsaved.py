@@ -6,9 +6,13 @@ their records are read from the log when the view can be written again.  Pure.
 
 from __future__ import annotations
 
+import bisect
+import operator
+
 from muster.inform.node.log import context_log
 
 BYTES_MAX = 32 << 20
+ORDER_MIN = 10_000
 ENTRY_BYTES = 600  # size of an entry without its value and attributes
 
 Change = context_log.ContextLogEntry | int  # or the position of a record, which is read from the log
@@ -20,6 +24,8 @@ class UnsavedChanges:
     def __init__(self, history: int) -> None:
         self._history = history
         self._changes: dict[str, list[Change]] = {}
+        self._order: list[tuple[int, str]] = []  # positions and keys; some of them are removed already
+        self._order_max = ORDER_MIN
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -36,6 +42,11 @@ class UnsavedChanges:
         else:
             self._remove(changes, len(changes) - self._history)
         changes.append(entry.position if self.is_full else entry)
+        self._order.append((entry.position, entry.record.key))
+        if len(self._order) > self._order_max:
+            all_ = self._changes.items()
+            self._order = sorted((position(change), key) for key, changes in all_ for change in changes)
+            self._order_max = max(ORDER_MIN, 2 * len(self._order))
         self._bytes += size(changes[-1])
 
     def keys(self) -> set[str]:
@@ -46,13 +57,16 @@ class UnsavedChanges:
         return list(self._changes.get(key, ()))
 
     def after(self, since: int) -> list[tuple[str, Change]]:
-        """The changes after a position, with their keys."""
+        """The changes after a position, with their keys, in order."""
         return [
             (key, change)
-            for key, changes in self._changes.items()
-            for change in changes
-            if position(change) > since
+            for at, key in self._order[self._place(since) :]
+            for change in self._changes.get(key, ())
+            if position(change) == at
         ]
+
+    def _place(self, since: int) -> int:
+        return bisect.bisect_right(self._order, since, key=operator.itemgetter(0))
 
     def first(self, count_max: int, bytes_max: int) -> dict[str, list[Change]]:
         """Return the keys that changed first with their changes, as many as fit, at least one."""
@@ -74,8 +88,13 @@ class UnsavedChanges:
             if not there:
                 del self._changes[key]
 
+    def saved_until(self, last: int) -> None:
+        """The view has all changes up to this position."""
+        del self._order[: self._place(last)]
+
     def clear(self) -> None:
         self._changes.clear()
+        self._order.clear()
         self._bytes = 0
 
     def _remove(self, changes: list[Change], count: int) -> None:

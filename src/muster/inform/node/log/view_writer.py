@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 
+from muster.bus.log import pages
 from muster.core import errors
 from muster.core.telemetry import log as log_
 from muster.inform.node.log import context_log, page_order, unsaved
@@ -121,6 +122,7 @@ class ViewWriter:
             self._saved = applied
             for key in changes:
                 self.records.unsaved.saved(key, taken[key])
+            self.records.unsaved.saved_until(pages.position(applied + 1) - 1)
             self._stored.set()
 
     async def _load_deferred(

@@ -10,7 +10,6 @@ from muster.core.reports import columns, sketches
 from muster.pipeline.fleet import cell_arrays, cells, rollups
 
 T0 = 1_700_000_000_000
-FORMER_ARRAYS = ("total", "machines", "oldest_ms", "partial", "states", "count", "sum", "min", "max")
 NAMES = ["web", "größte", "quiet", "z" * 256]
 
 
@@ -133,25 +132,3 @@ def test_packed_figures_are_the_same_whatever_they_are():
     ones = np.ones(1000, np.int64)
     values = np.random.default_rng(1).random(1000)
     assert len(msgspec.msgpack.encode(cell_arrays.packed_figures(ones, values, values, values))) < 8_300
-
-
-def test_a_table_of_the_former_layout_is_read():
-    """All numbers compressed, numbers of machines in rankings as they are in memory."""
-    table = table_of(3)
-    rows, _, histogram, words, _, _, dropped, merged, _ = table.pack()
-
-    def compressed(array: np.ndarray) -> tuple[int, str, bytes]:
-        data = np.ascontiguousarray(array)
-        return data.nbytes, data.dtype.str, pa.compress(data, codec="lz4", asbytes=True)
-
-    arrays = [compressed(getattr(table, name)) for name in FORMER_ARRAYS]
-    row, word, (count, *others) = table.extra_arrays()
-    extra = [[compressed(array) for array in (row, word, count.astype(np.int64), *others)]]
-    ranks = {name: [[array.tobytes() for array in part]] for name, part in table.ranked().items()}
-    stored = [rows, arrays, histogram, words, extra, ranks, dropped, merged]
-    read = cells.CellTable.unpack(stored)
-    assert read.rollups() == table.rollups()
-    read.compact(2)
-    for name, part in table.ranked().items():
-        for actual, expected in zip(read.ranked()[name], part, strict=True):
-            np.testing.assert_array_equal(actual, expected)

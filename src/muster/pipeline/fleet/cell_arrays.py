@@ -219,16 +219,10 @@ def packed_extra(part: tuple[Ints, Ints, Floats]) -> list[Any]:
 
 
 def unpacked_extra(stored: Sequence[Any]) -> tuple[Ints, Ints, Floats]:
-    if isinstance(stored[0], bool):
-        is_ascending, *arrays, figures = stored
-        row, word, count = (unpacked(array, np.int64) for array in arrays)
-        return (
-            np.cumsum(row) if is_ascending else row,
-            word,
-            np.stack([count.astype(np.float64), *unpacked_figures(figures, count)]),
-        )
-    row, word = (unpacked(array, np.int64) for array in stored[:2])  # the former layout
-    return row, word, np.stack([unpacked(array, np.float64) for array in stored[2:]])
+    is_ascending, *arrays, figures = stored
+    row, word, count = (unpacked(array, np.int64) for array in arrays)
+    lines = np.stack([count.astype(np.float64), *unpacked_figures(figures, count)])
+    return np.cumsum(row) if is_ascending else row, word, lines
 
 
 def packed_ranks(part: Ranks) -> list[Any]:
@@ -237,8 +231,6 @@ def packed_ranks(part: Ranks) -> list[Any]:
 
 def unpacked_ranks(stored: Sequence[Any]) -> Ranks:
     row, values, machines = stored
-    if isinstance(row, bytes):  # as before integers were compressed
-        return np.frombuffer(row, np.int64), np.frombuffer(values), np.frombuffer(machines, np.int64)
     return unpacked(row, np.int64), unpacked(values, np.float64), unpacked(machines, np.int64)
 
 

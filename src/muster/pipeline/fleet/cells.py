@@ -412,15 +412,13 @@ class CellTable:
 
     @classmethod
     def unpack(cls, packed: Sequence[Any]) -> CellTable:
-        rows, arrays, histogram, words, extra, ranks, dropped, merged, *names = packed
+        rows, (*counts, figures), histogram, words, extra, ranks, dropped, merged, names = packed
         table = cls(0)
-        is_former = len(arrays) == len(_ARRAYS)
-        for name, data in zip(_ARRAYS if is_former else _COUNTS, arrays, strict=is_former):
+        for name, data in zip(_COUNTS, counts, strict=True):
             height, kind, _, _ = _ARRAYS[name]
             array = cell_arrays.unpacked(data, kind)
             setattr(table, name, array.reshape(height, rows) if height else array)
-        if not is_former:
-            table.sum, table.min, table.max = cell_arrays.unpacked_figures(arrays[-1], table.count)
+        table.sum, table.min, table.max = cell_arrays.unpacked_figures(figures, table.count)
         table._histogram = [
             (np.cumsum(cell_arrays.unpacked(keys, np.int64)), cell_arrays.unpacked(counts, np.int64))
             for keys, counts in histogram
@@ -430,7 +428,7 @@ class CellTable:
         table._ranks = {
             name: [cell_arrays.unpacked_ranks(part) for part in parts] for name, parts in ranks.items()
         }
-        table._machine_names = [cell_arrays.unpacked_names(*names) if names else _NO_NAMES]
+        table._machine_names = [cell_arrays.unpacked_names(names)]
         table.dropped = dropped
         table.merged = {row: sketches.DistinctSketch.from_bytes(sketch) for row, sketch in merged.items()}
         return table

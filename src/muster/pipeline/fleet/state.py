@@ -58,7 +58,6 @@ TRUNCATED = "metrics-truncated"  # values of metrics beyond `blocks.EXTRA_MAX` n
 
 OUTAGE_MS = 15_000  # a longer time without any message is an outage: ticks are stored every second
 LAYOUT = 6  # of the data of `FleetState.pack`
-READABLE = (5, LAYOUT)  # layouts that can be read
 UNREADABLE = (
     "the state of the fleet in Spark's checkpoint cannot be read"  # identifies the error in Spark's message
 )
@@ -479,7 +478,7 @@ class FleetState:
     def _unpacked(
         cls, fields: Sequence[Any], plan: FleetStatePlan, names: node_columns.NodeNames
     ) -> FleetState:
-        if fields[0] not in READABLE:
+        if fields[0] != LAYOUT:
             raise ValueError(f"its layout is {fields[0]!r:.20}, expected {LAYOUT}")
         _, grid, clock_ms, closed_ms, seen, packed, open_cells, populated, resumed_ms = fields
         fleet = cls(

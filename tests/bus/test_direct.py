@@ -493,7 +493,7 @@ async def test_without_a_subscriber_left_a_broken_request_is_in_doubt(world):
 
     subscription = await service.subscribe("muster.manage.from.*.request.switch", handler=cut)
     repeat = api.Repetition(0.5)
-    with pytest.raises(errors.TimedOut, match="may have been (executed|done)"):  # done: on a busy machine
+    with pytest.raises(errors.TimedOut, match=r"may have been (executed|done)"):  # done: on a busy machine
         await ann.request("muster.manage.from.ann.request.switch", b"", timeout_s=1, repeat=repeat)
 
 

@@ -85,17 +85,17 @@ async def _write(call: request_state.Call, what: str, key: str, if_match: str | 
 async def contexts(
     call: request_state.Call, where: base.Where = "", limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
 ) -> rows.ContextPage:
-    found = await call.source.inform.read(
+    result = await call.source.inform.read(
         call.person,
         lambda inform: inform.find(where or "TRUE", limit=limit, after=cursor, within_s=READ_S),
     )
-    return rows.ContextPage(items=list(map(rows.context_row, found.contexts)), **_rest(found))
+    return rows.ContextPage(items=list(map(rows.context_row, result.contexts)), **_rest(result))
 
 
-def _rest(found: protocol.FindResult) -> dict[str, Any]:
+def _rest(result: protocol.FindResult) -> dict[str, Any]:
     """The end of a page of a search, and the parts that are missing."""
-    end = found.reached if found.more else None
-    return {"next": end, "silent": found.silent, "failed": found.failed, "cut": found.cut}
+    end = result.reached if result.more else None
+    return {"next": end, "silent": result.silent, "failed": result.failed, "cut": result.cut}
 
 
 @router.of("GET /contexts/{key:text}", "Read a context")
@@ -173,16 +173,16 @@ async def nodes(call: request_state.Call) -> list[protocol.NodeInfo]:
 async def entries(
     call: request_state.Call, where: base.Where = "", limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
 ) -> rows.ServiceEntryPage:
-    found = await call.source.inform.read(
+    result = await call.source.inform.read(
         call.person,
         lambda inform: service_entries.ServiceEntries(inform).search(
             where, limit=limit, after=cursor, within_s=READ_S
         ),
     )
     listed = [
-        rows.entry_row(service_entries.from_context(context), context.source) for context in found.contexts
+        rows.entry_row(service_entries.from_context(context), context.source) for context in result.contexts
     ]
-    return rows.ServiceEntryPage(items=listed, **_rest(found))
+    return rows.ServiceEntryPage(items=listed, **_rest(result))
 
 
 EntryId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_.:-]{1,200}$")]

@@ -17,6 +17,7 @@ from muster.manage.manager import agent_calls
 
 events = log.EventLog("manage")
 
+FLUSH_TRIES, FLUSH_RETRY_S = 16, 0.25  # in less time than the registry waits beyond that of an operation
 # Desired state changes only through the registry: these orders read or execute.
 _READS = {verb.value: verb for verb in (protocol.Verb.GET, protocol.Verb.ENUMERATE)}
 _KEEPING = {*_READS, "logs", protocol.LOG_PAGE}  # they begin no run; programs may repeat them often
@@ -57,9 +58,12 @@ class OrderRunner:
         results = await asyncio.gather(*(self._execute(order) for order in orders))
         # The registry knows the state after an operation before it knows the outcome: a rollout relies on it.
         is_stored = False
-        with contextlib.suppress(errors.MusterError):
-            await self._flush([order.resource for order in orders])
-            is_stored = True
+        for _ in range(FLUSH_TRIES):  # another registry may be taking over
+            with contextlib.suppress(errors.MusterError):
+                await self._flush([order.resource for order in orders])
+                is_stored = True
+                break
+            await asyncio.sleep(FLUSH_RETRY_S)
         return [
             answer  # not superseded: otherwise the registry has refused the state
             if is_stored and self._find(order.resource)

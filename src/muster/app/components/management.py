@@ -291,8 +291,12 @@ class ManagementComponent:
             removed = await asyncio.to_thread(self._admission.remove, name)
         if leaves:
             fleet = client.ManageClient(self._context.bus, timeout_s=ENROLMENT_S)
-            if any(agent.name == name and not agent.resources for agent in await fleet.agents()):
-                await fleet.forget(name, force=True, is_revoked=True)
+            try:
+                if any(agent.name == name and not agent.resources for agent in await fleet.agents()):
+                    await fleet.forget(name, force=True)
+                    await fleet.forget(name, is_revoked=True)
+            except errors.MusterError as error:  # the machine is removed, and leaves all the same
+                self._context.log.warning("agent-not-forgotten", agent=name, error=error)
         self._context.tasks.loop("revocation", self._publish_revocations)
         return removed
 

@@ -277,7 +277,11 @@ class _Replicas:
 
     def change_keys(self, settings: app_settings.Settings) -> None:
         signing = identities.open_keyring(settings)
-        signing.check_signs()
+        if not signing.signs:
+            raise errors.Refused(
+                "the backup is of a machine that joined: it has no keys to sign credentials with",
+                hint="name a backup of the first machine",
+            )
         keys = machine_keys.MachineKeys(signing)
         keys.take_later(self.trust)
         for name in keys.machines():

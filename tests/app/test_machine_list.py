@@ -315,6 +315,10 @@ def test_a_gateway_checks_logins_and_its_documents_end_with_them(tmp_path: Path)
         trust.passwords().set("alice", roles.Role.USER, "another password")
     with pytest.raises(errors.Refused, match="on the machine that signs"):
         trust.passwords().remove("alice")
+    with pytest.raises(errors.Refused, match="has no keys that sign"):
+        trust.issue("carol", roles.Role.USER)
+    with pytest.raises(errors.Refused, match="has no keys that sign"):
+        trust.revoke("alice")
     assert trust.passwords().check("alice", "correct horse").role is roles.Role.USER
 
     document = first.admission.login("b", "alice", "viewer", key)

@@ -647,6 +647,13 @@ class Keyring:
         path = self.folder / name
         try:
             return nkeys.KeyPair.from_seed(private_files.read_text(path, "a private key"))
+        except errors.NotFound as error:
+            if not self.of_machine:
+                raise
+            raise errors.Refused(
+                "this machine joined the domain: it has no keys that sign",
+                hint="run the command on the machine that signs accounts",
+            ) from error
         except errors.InvalidInput as error:
             raise errors.InvalidInput(f"{path}: {error.message}", hint=_RESTORE) from error
 

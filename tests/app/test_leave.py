@@ -37,9 +37,9 @@ def test_a_machine_that_leaves_is_removed_with_its_agent_and_ends(tmp_path: Path
         muster(other, "leave")
         assert home.DomainFolder(other / "fleet").holder() is None
         assert not home.Home(other).settings_file.exists()
-        assert agents() == {"local"}
+        driver.wait_until(lambda: agents() == {"local"})
         listed = json.loads(muster(first, "machine", "list", "-o", "json"))
         assert [row["name"] for row in listed] == ["local"]
     finally:
         for place in (other, first):
-            driver.run("down", "--force", home=place)
+            driver.run("down", home=place)

@@ -289,16 +289,19 @@ class ManagementComponent:
     async def _remove_machine(self, name: str, leaves: bool = False) -> membership.Machine:
         async with self._credentials:
             removed = await asyncio.to_thread(self._admission.remove, name)
-        if leaves:
-            fleet = client.ManageClient(self._context.bus, timeout_s=ENROLMENT_S)
-            try:
-                if any(agent.name == name and not agent.resources for agent in await fleet.agents()):
-                    await fleet.forget(name, force=True)
-                    await fleet.forget(name, is_revoked=True)
-            except errors.MusterError as error:  # the machine is removed, and leaves all the same
-                self._context.log.warning("agent-not-forgotten", agent=name, error=error)
+        if leaves:  # after the reply: the machine gets none when the brokers know that it is removed
+            self._context.tasks.spawn("agent of a machine that left", self._forget_left(name))
         self._context.tasks.loop("revocation", self._publish_revocations)
         return removed
+
+    async def _forget_left(self, name: str) -> None:
+        fleet = client.ManageClient(self._context.bus, timeout_s=ENROLMENT_S)
+        try:
+            if any(agent.name == name and not agent.resources for agent in await fleet.agents()):
+                await fleet.forget(name, force=True)
+                await fleet.forget(name, is_revoked=True)
+        except errors.MusterError as error:
+            self._context.log.warning("agent-not-forgotten", agent=name, error=error)
 
     async def _enrol(
         self,

@@ -375,6 +375,7 @@ def leave(invocation: command.Invocation, force: bool, timeout_s: float) -> None
     home stays as it is, without settings: `muster join` needs another one.
     """
     from muster.app import home, process
+    from muster.app.components import bootstrap_client
     from muster.app.machines import membership
     from muster.cli.domain import config
     from muster.core import errors
@@ -395,7 +396,21 @@ def leave(invocation: command.Invocation, force: bool, timeout_s: float) -> None
     to = connection.ConnectionOptions()
     if "agent" in here.roles:
         _drain(invocation, to, here.name, timeout_s)
-    registry_calls.ask_domain(invocation, to, lambda domain: domain.remove_machine(here.name, leaves=True))
+    try:
+        connection.call(
+            invocation,
+            to,
+            lambda bus: bootstrap_client.BootstrapClient(bus, timeout_s=LIST_S).remove_machine(
+                here.name, leaves=True
+            ),
+        )
+    except errors.Unavailable:  # its own credentials may have ended before the reply
+        try:
+            connection.call(invocation, to, lambda bus: bus.flush())
+        except errors.Unauthorized:
+            pass
+        else:
+            raise
     folder = home.DomainFolder(settings.domain.folder)
     with invocation.printer.waiting(f"stopping {here.name}"):
         process.stop(folder, timeout_s=timeout_s, force=False)

@@ -240,6 +240,17 @@ def test_a_broker_of_another_machine_has_a_certificate_of_its_own():
     assert discovered("tls://10.0.0.3", "10.0.0.3:4222", "10.0.0.1:4222") == {("10.0.0.1", "")}
 
 
+def test_a_broker_is_known_once():
+    """It reports the others again and again, also to a client that reached it with another scheme."""
+    pool = reconnection.ServerPool(reconnection.parse_server("nats://10.0.0.3"))
+    pool.add([reconnection.parse_server("tls://10.0.0.1:4222")])
+    for scheme in ("nats", "tls") * 3:
+        pool.current = reconnection.parse_server(f"{scheme}://10.0.0.3/path")
+        pool.discover({"connect_urls": ["10.0.0.1:4222", "10.0.0.2:4222"], "tls_required": True})
+    assert len(pool) == 3
+    assert next(each for each in pool.candidates() if each.host == "10.0.0.1").scheme == "tls"
+
+
 def test_brokers_of_one_machine_may_have_a_name_in_their_certificate_only():
     tried = {("10.0.0.1", ""), ("10.0.0.1", "broker.example")}
     assert discovered("tls://broker.example", "10.0.0.1:4223") == tried

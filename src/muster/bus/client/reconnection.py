@@ -84,13 +84,14 @@ class ServerPool:
 
     def __init__(self, first: ServerAddress) -> None:
         self.current = first  # the last one that a connection was attempted to
-        self._known = [first]
+        self._known = {(first.host, first.port, first.tls_name): first}
 
     def __len__(self) -> int:
         return len(self._known)
 
     def add(self, addresses: Iterable[ServerAddress]) -> None:
-        self._known += [address for address in addresses if address not in self._known]
+        for address in addresses:
+            self._known.setdefault((address.host, address.port, address.tls_name), address)
 
     def discover(self, info: dict[str, Any]) -> None:
         """Add the brokers that the current one reports. The certificate of one with an IP address has that,
@@ -112,7 +113,8 @@ class ServerPool:
 
     def candidates(self) -> Sequence[ServerAddress]:
         """For the next attempt: all but the last, if there are others."""
-        return [address for address in self._known if address.place != self.current.place] or [self.current]
+        known, here = self._known.values(), self.current.place
+        return [address for address in known if address.place != here] or [self.current]
 
 
 class ReconnectionPlan:

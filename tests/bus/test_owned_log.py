@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+import msgspec
 import pytest
 
 from muster.bus import api
@@ -530,6 +531,38 @@ async def test_a_lost_part_is_reported(opened: Open, stream: api.Stream, lost: s
     await stream.delete(stored[place])
     with pytest.raises(owned_log.LogDamaged, match="lost"):
         await asyncio.wait_for(opened(), 5)
+
+
+async def test_a_log_that_an_earlier_version_has_trimmed_is_not_damaged(opened: Open, stream: api.Stream):
+    """Its last page named the first one, which was removed once that page was stored."""
+    log, _ = await opened(1)
+    first = await log.append([(b"a", b"1")])
+    await log.stop()
+    (fence, before) = [message.sequence async for message in stream.read(1, subject=f"{NAME}.page")]
+    page = pages.decode((await stream.get(before)).data)
+    record = pages.OwnedRecord(b"a", b"1", first)
+    fields = [page.log, 1, before, [record], [], [], fence, ""]
+    last = await stream.publish(f"{NAME}.page", msgspec.msgpack.encode(fields))
+    await stream.purge(subject=f"{NAME}.page", before=int(last))
+    log, state = await opened(2)
+    assert content(state) == {b"a": b"1"}
+    await log.append([(b"b", b"2")])
+    _, state = await opened()
+    assert content(state) == {b"a": b"1", b"b": b"2"}
+
+
+async def test_an_owner_follows_nothing_after_a_cancelled_resignation(opened: Open):
+    """What was being stored then ends the former ownership later."""
+    log, _ = await opened(1)
+    appending = asyncio.ensure_future(log.append([(b"a", b"1")]))
+    await asyncio.sleep(0)
+    resigning = asyncio.ensure_future(log.resign())
+    await asyncio.sleep(0)
+    resigning.cancel()
+    await log.own(2)
+    assert log.is_owned
+    assert log._following is None
+    await asyncio.gather(resigning, appending, return_exceptions=True)
 
 
 async def test_bodies_of_refused_appends_do_not_fill_the_stream(connect: fixtures.Connect):

@@ -101,7 +101,7 @@ class LogJournal:
         self.bytes = 0
         self.pages: deque[StoredPage] = deque()
         self._oldest_read = 0
-        self._first = 0  # as the last page names it
+        self._first = 0  # as the last page names it; 0: not known
         self.requests: dict[str, pages.LogRequest] = {}
         self._requests_bytes = 0
         self.last_request_ms = 0  # when the last one was executed, in the log's time
@@ -151,7 +151,7 @@ class LogJournal:
         self.log, self.epoch, self.last, self.end = page.log, page.epoch, sequence, sequence
         size += sum(record.size for record in body)
         self._add(StoredPage(sequence, size, min(page.body, default=0)))
-        self._first = page.first
+        self._first = page.first if page.leaves_first else 0
         while self.pages[0].sequence < page.first:
             self.bytes -= self.pages.popleft().size
         for place, record in enumerate(body or page.records):
@@ -205,7 +205,8 @@ class LogJournal:
         """A page of the first ones of ``waiting``, which are removed, each with the place of its last record.
         A large transaction has a page of its own. ``oldest``: the pages whose records are the first of them.
         """
-        page = pages.OwnedPage(self.log, self.epoch, self.last, [], [], [], self.first_page(oldest))
+        first = self.first_page(oldest)
+        page = pages.OwnedPage(self.log, self.epoch, self.last, [], [], [], first, leaves_first=True)
         taken: list[tuple[LogTransaction, int]] = []
         size = 0
         while waiting:

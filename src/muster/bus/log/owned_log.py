@@ -239,7 +239,7 @@ class OwnedLog:
         """As `_check_trimmed`, of a page that is not behind another one."""
         last = await self._stream.last_for(self._pages_subject)
         page = pages.page_in(last.data) if last is not None else None
-        if page is None or page.first <= missing:
+        if page is None or (page.leaves_first and page.first <= missing):
             raise self._damaged(f"page {missing}")
 
     def _damaged(self, missing: str) -> LogDamaged:
@@ -281,12 +281,13 @@ class OwnedLog:
         """Become the owner: read to the end and fence the former owner. `NotOwner` if the log has a higher
         epoch already."""
         await self.resign()
+        if self._storing is not None:  # the log is followed when it ends
+            await asyncio.wait([self._storing])
         following, self._following = self._following, None
         try:
             if following is not None:
                 following.cancel()
-            if ending := {task for task in (following, self._storing) if task is not None}:
-                await asyncio.wait(ending)
+                await asyncio.wait([following])
             await self._fence(epoch)
             await self._purge()
         except BaseException:
@@ -314,7 +315,7 @@ class OwnedLog:
             if not log or log.partition(" ")[2] != restored:
                 log, former = f"{secrets.token_hex(8)} {restored}".rstrip(), log
             first = journal.first_page()
-            page = pages.OwnedPage(log, epoch, journal.last, first=first, former=former)
+            page = pages.OwnedPage(log, epoch, journal.last, first=first, former=former, leaves_first=True)
             try:
                 await self._store(page, [])
             except errors.Conflict:

@@ -51,7 +51,8 @@ class OwnedPage(msgspec.Struct, frozen=True, array_like=True):
     """``previous``: the sequence of the page before it. ``body``: the sequences of the messages with its
     records. A request whose position is lower than `RECORDS_MAX` is at that place of this page. ``first``:
     the oldest page that is left; those before it may be removed once this one is stored. ``former``: the
-    identity of the log before this page, which is the first one after a restore from a backup."""
+    identity of the log before this page, which is the first one after a restore from a backup.
+    ``leaves_first``: otherwise the page is of a version that named ``first`` before it trimmed that, too."""
 
     log: str
     epoch: int
@@ -61,6 +62,7 @@ class OwnedPage(msgspec.Struct, frozen=True, array_like=True):
     body: list[int] = []
     first: int = 0
     former: str = ""
+    leaves_first: bool = False
 
 
 _ARRAYS = frozenset(bytes((0x90 | fields,)) for fields in range(16))  # the first byte of a short array

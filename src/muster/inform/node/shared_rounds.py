@@ -20,11 +20,16 @@ class SharedRounds(Generic[T]):
         self._send = send
         self._next: asyncio.Future[T] | None = None  # of the request that has not been sent yet
         self._task: asyncio.Task[None] | None = None
+        self._closed = False
 
     def next(self) -> asyncio.Future[T]:
         """The result of a request that is sent from now on; of many callers, so none may cancel it."""
         if self._next is None:
             self._next = asyncio.get_running_loop().create_future()
+            if self._closed:
+                waiting, self._next = self._next, None
+                _fail(waiting, errors.Unavailable("this node is closing"))
+                return waiting
             if self._task is None:
                 self._task = asyncio.create_task(self._run(), name="shared request")
         return self._next
@@ -49,6 +54,7 @@ class SharedRounds(Generic[T]):
                 _fail(waiting, errors.Unavailable("this node is closing"))
 
     async def close(self) -> None:
+        self._closed = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -237,7 +237,7 @@ class DirectListener(lifecycle.ServiceContext):
 
     def _limit_held(self, identity: str) -> None:
         """Many connections must not keep in memory what one may not."""
-        held = {made: made.held_bytes() for made in self._of_identity[identity]}
+        held = {made: made.held_bytes() for made in self._of_identity[identity] if made.is_open}
         if sum(held.values()) > HELD_BYTES_MAX:
             self._count("held")
             max(held, key=held.__getitem__).close("the peer does not read its messages, or ends no frame")

@@ -202,7 +202,7 @@ def test_names_in_decision_records_exist():
 
 
 def test_methods_that_pages_and_examples_call_exist():
-    paths = [*blocks.ROOT.glob("*.md"), *blocks.ROOT.glob("docs/**/*.md"), *blocks.ROOT.glob("examples/*")]
+    paths = [*blocks.ROOT.glob("*.md"), *blocks.ROOT.glob("docs/**/*.md"), *blocks.ROOT.glob("examples/*.*")]
     called = [(path.name, *names) for path in paths for names in OF_PROGRAMS.findall(path.read_text())]
     assert len(called) > 100
     missing = []

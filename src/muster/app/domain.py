@@ -261,6 +261,11 @@ class Domain:
         health_by_name = self._group.health()
         return all(health_by_name[member.name].is_working for member in self._components if member.vital)
 
+    def works(self, component: str) -> bool:
+        """Whether a component works, if the domain has one of this name."""
+        reported = self._group.health().get(component)
+        return reported is None or reported.is_working
+
     @property
     def running(self) -> home.RunningDomain:
         return home.RunningDomain(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ DETACH_TIMEOUT = "60s"
 LEFT_SHOWN = 8
 LOG_NAME = "domain.log"
 LOOK_S = 0.2
+JOIN_LOOK_S = 0.02  # until the agent has joined, which needs a registry: it may be on a machine that is away
+JOIN_LOOKS = 250
 FAILED_S = 5.0  # a start that failed is repeated, but a part that failed for so long needs attention
 
 #: By part: the settings that enable it, and the modules it needs.
@@ -211,6 +214,10 @@ def _in_front(
 
     async def work() -> None:
         if ready_fd is not None:
+            for _ in range(JOIN_LOOKS):
+                if running.works("manage"):  # a manifest needs the agent
+                    break
+                await asyncio.sleep(JOIN_LOOK_S)
             ready()
             await running.wait()
         invocation.printer.done(

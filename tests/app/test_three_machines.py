@@ -152,7 +152,11 @@ async def test_three_machines_replicate_refuse_revoked_identities_and_replace_a_
 
         writing = asyncio.create_task(write())
         await machines.join("b")
-        assert "streams are not replicated" in str(await machines.running["a"].status())
+
+        async def unreplicated() -> bool:
+            return "streams are not replicated" in str(await machines.running["a"].status())
+
+        await eventually(unreplicated)
         assert await machines.replicas() == {1}
         own = next(known.broker for known in machines.listed("a") if known.name == "b")
         assert machines.running["b"].bus.broker == own, "it does not depend on another machine"

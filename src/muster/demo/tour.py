@@ -99,7 +99,7 @@ async def storage(bus: api.Bus) -> Scene:
 
 
 async def notification(m: front.AsyncMuster) -> Scene:
-    """Send an event to those in a given state, whoever they are."""
+    """Send an event to those in a given state."""
     address = "load > 0.6"
     await m.notify.define("Server", load=float)
     await m.notify.define_event("shed", percent=int)

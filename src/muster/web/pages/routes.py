@@ -124,7 +124,7 @@ async def _inside(
     section whose subject does not exist is added to ``missing``.
     """
     loading = asyncio.ensure_future(section.load())
-    loading.add_done_callback(lambda done: done.cancelled() or done.exception())  # even if nobody waits
+    loading.add_done_callback(lambda done: done.cancelled() or done.exception())  # also if no request waits
     try:
         loaded = await asyncio.wait_for(asyncio.shield(loading), within_s)
         name = section.template or made.template

@@ -191,7 +191,7 @@
   let heard = Date.now();
   let source = null;
 
-  // A page that nobody sees keeps no connection: browsers have six for all pages of a server.
+  // A hidden page keeps no connection: browsers have six for all pages of a server.
   const open = () => {
     source?.close();
     if (document.hidden) return;

@@ -764,17 +764,26 @@ async def test_a_flood_of_frames_that_no_handler_charges_stays_in_the_socket(wor
     assert made is service.links["ann"]
 
 
+async def four_links(world: DirectWorld, ann: direct_bus.DirectBus) -> list[link.DirectLink]:
+    """Connections of one identity to the service, beside each other."""
+    links = []
+    for _ in range(4):
+        dialing = await world.stack.enter_async_context(dialer.DirectDialer(ann, world.access("ann")))
+        dialing.keep(world.listeners["service"].address)
+        await eventually(lambda: "service" in ann.links)
+        links.append(ann.links.pop("service"))
+    return links
+
+
 async def test_what_is_unsent_to_one_identity_is_bounded_over_all_its_connections(world, monkeypatch):
     """A peer that does not read: each connection stays below its own limit."""
     monkeypatch.setattr(listener, "HELD_BYTES_MAX", 4 << 20)
     await world.listen("service")
     listening = world.listeners["service"]
     ann = await world.bus("ann")
-    for _ in range(4):
-        dialing = await world.stack.enter_async_context(dialer.DirectDialer(ann, world.access("ann")))
-        dialing.keep(listening.address)
-        await eventually(lambda: "service" in ann.links)
-        ann.links.pop("service")._transport.pause_reading()
+    for dialed in await four_links(world, ann):
+        assert dialed._transport is not None
+        dialed._transport.pause_reading()
     opened = list(listening._links)
     for _ in range(10):
         for made in opened:
@@ -790,11 +799,7 @@ async def test_unfinished_frames_of_one_identity_are_bounded_over_all_its_connec
     await world.listen("service")
     listening = world.listeners["service"]
     ann = await world.bus("ann")
-    for _ in range(4):
-        dialing = await world.stack.enter_async_context(dialer.DirectDialer(ann, world.access("ann")))
-        dialing.keep(listening.address)
-        await eventually(lambda: "service" in ann.links)
-        ann.links.pop("service")
+    await four_links(world, ann)
     opened = list(listening._links)
     for made in opened:
         made.data_received((1 << 20).to_bytes(4, "big"))
